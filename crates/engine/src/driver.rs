@@ -1,0 +1,1 @@
+//! The engine thread: drain the inbox, schedule, execute, commit, publish.

@@ -1,0 +1,1 @@
+//! Model cards and how a model comes to be on this disk.

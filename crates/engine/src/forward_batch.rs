@@ -1,0 +1,1 @@
+//! From a batch plan to flat metadata: ids, positions, slots, block tables.

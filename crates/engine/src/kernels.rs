@@ -1,0 +1,3 @@
+//! Every hot operation. The only place where `unsafe` is allowed; each block argues its safety.
+
+pub mod cpu;

@@ -1,0 +1,290 @@
+//! CPU kernels: one definition of every float operation, several instruction sets, the same bits (A6).
+//!
+//! Float operations work on 16 virtual lanes with fused multiply-add and a fixed order; integer dot
+//! products are exact. So neither the instruction set, nor the number of rows or threads, nor the place
+//! of a row in a batch changes a bit of its result.
+
+use half::f16;
+use millpond_scheduler::{BlockCopy, BlockId, Span32};
+
+use crate::config::{Activation, RopeConfig};
+use crate::loader::{RawTensor, TensorType};
+
+/// Width of the virtual vector: outputs per weight panel, positions per KV block.
+pub const LANES: usize = 16;
+
+/// The instruction sets that kernels exist for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust, runs everywhere.
+    Portable,
+    /// AVX2, FMA and F16C.
+    Avx2,
+}
+
+/// Why kernels could not be set up or a tensor not be packed.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The forced instruction set does not exist on this processor.
+    #[error("instruction set {0:?} is not available on this processor")]
+    IsaUnavailable(Isa),
+    /// No kernel computes this type.
+    #[error("tensor {name}: no kernel computes type {dtype:?}")]
+    UnsupportedType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: TensorType,
+    },
+    /// The shape is not that of the operation.
+    #[error("tensor {name}: shape {shape:?}, expected {expected}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// What it has.
+        shape: Vec<usize>,
+        /// What was needed, in words.
+        expected: String,
+    },
+}
+
+/// The kernels with their worker threads. One per runner; methods block until the result is complete.
+pub struct CpuKernels;
+
+/// A weight matrix (out_features, in_features), packed in panels of 16 output rows.
+pub struct PackedMatrix;
+
+/// The left side of matrix products: activations (rows, cols), quantised once and shared.
+#[derive(Default)]
+pub struct MatmulInput;
+
+/// One product of a shared input: out (rows, out_features) = input · weightᵀ + bias.
+pub struct MatmulOutput<'a> {
+    /// Right side.
+    pub weight: &'a PackedMatrix,
+    /// out_features values.
+    pub bias: Option<&'a [f32]>,
+    /// (rows, out_features), overwritten.
+    pub out: &'a mut [f32],
+}
+
+/// Cosines and sines by position and pair.
+pub struct RopeTable;
+
+/// Shape of the keys and values of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Blocks of 16 positions.
+    pub num_blocks: usize,
+    /// Key and value heads.
+    pub num_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// Keys or values of one layer, all blocks.
+pub enum KvData {
+    /// Float models.
+    F32(Vec<f32>),
+    /// Quantised models.
+    F16(Vec<f16>),
+}
+
+/// Keys and values of one layer.
+pub struct KvLayer {
+    /// (num_blocks, kv_heads, head_dim, 16): positions are the lanes.
+    pub keys: KvData,
+    /// (num_blocks, kv_heads, 16, head_dim)
+    pub values: KvData,
+}
+
+/// The path of one query token through the KV blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenPath {
+    /// Absolute position; it attends to positions up to and including this one.
+    pub position: u32,
+    /// Range of `AttentionBatch::blocks`: its sequence's block table.
+    pub table: Span32,
+    /// Range of `AttentionBatch::tail_slots`: slots of the last positions of the path (the last one is its
+    /// own), read instead of the table's; empty except in draft trees.
+    pub tail: Span32,
+}
+
+/// Queries of one layer with the paths they attend along.
+pub struct AttentionBatch<'a> {
+    /// (tokens, heads, head_dim), rotated.
+    pub queries: &'a [f32],
+    /// One per token.
+    pub paths: &'a [TokenPath],
+    /// Block tables.
+    pub blocks: &'a [BlockId],
+    /// Slots (block × 16 + offset) of tails.
+    pub tail_slots: &'a [u32],
+    /// Query heads.
+    pub num_heads: usize,
+    /// Multiplies the dot products.
+    pub scale: f32,
+    /// x → c·tanh(x/c) on the scaled dot products.
+    pub softcap: Option<f32>,
+    /// A token sees itself and window − 1 positions before it.
+    pub window: Option<u32>,
+}
+
+impl CpuKernels {
+    /// Starts `num_threads − 1` workers (the caller is the first). `isa` forces an instruction set.
+    pub fn new(num_threads: usize, isa: Option<Isa>) -> Result<Self, KernelError> {
+        let _ = (num_threads, isa);
+        unimplemented!()
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        unimplemented!()
+    }
+
+    /// Worker threads, the caller included.
+    pub fn num_threads(&self) -> usize {
+        unimplemented!()
+    }
+
+    /// Makes `x` (rows, cols) the left side of products; quantises to int8 per 32 when `int8` is set.
+    pub fn load_input(
+        &self,
+        x: &[f32],
+        rows: usize,
+        cols: usize,
+        int8: bool,
+        input: &mut MatmulInput,
+    ) {
+        let _ = (x, rows, cols, int8, input);
+        unimplemented!()
+    }
+
+    /// All products of one input in one parallel region.
+    pub fn matmul(&self, input: &MatmulInput, outputs: &mut [MatmulOutput<'_>]) {
+        let _ = (input, outputs);
+        unimplemented!()
+    }
+
+    /// out = x / rms(x) · weight for each row of `weight.len()` values.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let _ = (x, weight, eps, out);
+        unimplemented!()
+    }
+
+    /// The same in place (q and k heads).
+    pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let _ = (x, weight, eps);
+        unimplemented!()
+    }
+
+    /// x += y
+    pub fn add(&self, x: &mut [f32], y: &[f32]) {
+        let _ = (x, y);
+        unimplemented!()
+    }
+
+    /// gate = activation(gate) · up
+    pub fn gate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+        let _ = (activation, gate, up);
+        unimplemented!()
+    }
+
+    /// x = c · tanh(x / c)
+    pub fn softcap(&self, x: &mut [f32], cap: f32) {
+        let _ = (x, cap);
+        unimplemented!()
+    }
+
+    /// Rotates every head of x (tokens, heads, head_dim) by its token's position.
+    pub fn rope(
+        &self,
+        x: &mut [f32],
+        num_heads: usize,
+        head_dim: usize,
+        positions: &[u32],
+        table: &RopeTable,
+    ) {
+        let _ = (x, num_heads, head_dim, positions, table);
+        unimplemented!()
+    }
+
+    /// Writes keys and values (tokens, kv_heads, head_dim) to `slots` (block × 16 + offset), rounded to the pool's type.
+    pub fn write_kv(
+        &self,
+        shape: KvShape,
+        layer: &mut KvLayer,
+        keys: &[f32],
+        values: &[f32],
+        slots: &[u32],
+    ) {
+        let _ = (shape, layer, keys, values, slots);
+        unimplemented!()
+    }
+
+    /// Copies whole blocks, one after the other.
+    pub fn copy_blocks(&self, shape: KvShape, layer: &mut KvLayer, copies: &[BlockCopy]) {
+        let _ = (shape, layer, copies);
+        unimplemented!()
+    }
+
+    /// Causal attention of each token along its own path; out (tokens, heads, head_dim).
+    pub fn attention(
+        &self,
+        shape: KvShape,
+        layer: &KvLayer,
+        batch: &AttentionBatch<'_>,
+        out: &mut [f32],
+    ) {
+        let _ = (shape, layer, batch, out);
+        unimplemented!()
+    }
+
+    /// Calls `work(index)` for every index below `count`, spread over the threads.
+    pub fn for_each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        let _ = (count, work);
+        unimplemented!()
+    }
+}
+
+impl PackedMatrix {
+    /// Packs tensors that share in_features, stacked by rows; all must have one type.
+    pub fn pack(kernels: &CpuKernels, tensor: &RawTensor) -> Result<Self, KernelError> {
+        let _ = (kernels, tensor);
+        unimplemented!()
+    }
+
+    /// Rows of the matrix.
+    pub fn out_features(&self) -> usize {
+        unimplemented!()
+    }
+
+    /// Columns of the matrix.
+    pub fn in_features(&self) -> usize {
+        unimplemented!()
+    }
+
+    /// Bytes held.
+    pub fn num_bytes(&self) -> usize {
+        unimplemented!()
+    }
+
+    /// True when products want int8 activations.
+    pub fn is_quantised(&self) -> bool {
+        unimplemented!()
+    }
+
+    /// Row `index` as f32 (embedding lookup).
+    pub fn row(&self, index: usize, out: &mut [f32]) {
+        let _ = (index, out);
+        unimplemented!()
+    }
+}
+
+impl RopeTable {
+    /// Angles for positions below `max_positions`.
+    pub fn new(config: &RopeConfig, max_positions: usize) -> Self {
+        let _ = (config, max_positions);
+        unimplemented!()
+    }
+}

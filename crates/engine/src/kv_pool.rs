@@ -1,0 +1,1 @@
+//! The key and value tensors of every block.

@@ -1,0 +1,1 @@
+//! Executes batch plans with the decoder and the sampler.

@@ -1,0 +1,1 @@
+//! A fixed pipeline from logits to a token.

@@ -1,0 +1,1 @@
+//! Messages to prompt text and tokens; content never becomes control tokens.

@@ -1,0 +1,1 @@
+//! Finds stop strings in a stream of text; what may be the start of one is held back.

@@ -1,0 +1,1 @@
+//! Text to tokens and back, from tokenizer.json, GGUF metadata or plain bytes.

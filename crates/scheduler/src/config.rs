@@ -1,0 +1,87 @@
+//! Every limit of the scheduler, validated once.
+
+use serde::{Deserialize, Serialize};
+
+/// Tokens per KV block. The kernels' key layout depends on it (16 virtual lanes).
+pub const BLOCK_SIZE: u32 = 16;
+
+/// Limits and switches of a `Scheduler`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedulerConfig {
+    /// Tokens per block; 16 everywhere except in simulations of other systems.
+    pub block_size: u32,
+    /// Blocks in the pool.
+    pub num_blocks: u32,
+    /// Tokens computed in one step, prefill and decode together.
+    pub max_batch_tokens: u32,
+    /// Sequences running at once.
+    pub max_sequences: u32,
+    /// Sequences waiting at once; beyond it `add` refuses.
+    pub max_waiting: u32,
+    /// Prompt plus output tokens of one sequence.
+    pub max_context: u32,
+    /// Reuse the blocks of equal prefixes.
+    pub prefix_cache: bool,
+    /// Copy the matching part of a partly matching block, so that hits count in tokens.
+    pub partial_copies: bool,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        SchedulerConfig {
+            block_size: BLOCK_SIZE,
+            num_blocks: 1024,
+            max_batch_tokens: 512,
+            max_sequences: 256,
+            max_waiting: 1024,
+            max_context: 8192,
+            prefix_cache: true,
+            partial_copies: true,
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// Refuses limits with which no request could ever finish.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("block_size", self.block_size),
+            ("num_blocks", self.num_blocks),
+            ("max_batch_tokens", self.max_batch_tokens),
+            ("max_sequences", self.max_sequences),
+            ("max_waiting", self.max_waiting),
+            ("max_context", self.max_context),
+        ];
+        match positive.into_iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(ConfigError::Zero { name }),
+            None if self.max_batch_tokens < self.max_sequences => {
+                Err(ConfigError::BudgetBelowSequences {
+                    max_batch_tokens: self.max_batch_tokens,
+                    max_sequences: self.max_sequences,
+                })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A limit is zero.
+    #[error("{name} must be at least 1")]
+    Zero {
+        /// The field.
+        name: &'static str,
+    },
+    /// Every running sequence needs at least one token of the step's budget.
+    #[error(
+        "max_batch_tokens ({max_batch_tokens}) is below max_sequences ({max_sequences}): running sequences would stall"
+    )]
+    BudgetBelowSequences {
+        /// The budget.
+        max_batch_tokens: u32,
+        /// The sequences it must feed.
+        max_sequences: u32,
+    },
+}

@@ -1,0 +1,1 @@
+//! A pure `ModelRunner` over integer slots: oracle and scripted modes, switchable faults.

@@ -1,0 +1,1 @@
+//! The state machine: add, fork, abort, schedule, commit, next_deadline.

@@ -1,0 +1,1 @@
+//! A request's progress: computed tokens, block table, status.

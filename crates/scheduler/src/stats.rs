@@ -1,0 +1,1 @@
+//! Counters of steps and caches, returned as data.
