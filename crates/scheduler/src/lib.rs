@@ -27,4 +27,6 @@ pub use request::{
     CacheSalt, DeadlineKind, Deadlines, FinishReason, Request, RequestId, RowError, SamplingParams,
     SequenceId, StopCause, StopConditions, TokenId,
 };
+pub use scheduler::{AddError, ForkError, Scheduler};
+pub use stats::{BlockCounts, Counters, SchedulerStats};
 pub use time::{Span, Timestamp};
