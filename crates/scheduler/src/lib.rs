@@ -12,10 +12,12 @@ pub mod plan;
 pub mod ports;
 pub mod radix_cache;
 pub mod request;
+pub mod roster;
 pub mod scheduler;
 pub mod sequence;
 pub mod stats;
 pub mod time;
+pub mod waiting_queue;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use plan::{

@@ -18,7 +18,9 @@ pub enum AddError {
         request: RequestId,
     },
     /// More choices than may ever wait at once.
-    #[error("request {request:?}: {num_choices} choices, but at most {max_waiting} sequences may wait")]
+    #[error(
+        "request {request:?}: {num_choices} choices, but at most {max_waiting} sequences may wait"
+    )]
     TooManyChoices {
         /// The request.
         request: RequestId,
@@ -34,7 +36,9 @@ pub enum AddError {
         request: RequestId,
     },
     /// The prompt leaves no room for one output token.
-    #[error("request {request:?}: a prompt of {num_prompt_tokens} tokens leaves no room in a context of {max_context}")]
+    #[error(
+        "request {request:?}: a prompt of {num_prompt_tokens} tokens leaves no room in a context of {max_context}"
+    )]
     PromptTooLong {
         /// The request.
         request: RequestId,
@@ -44,7 +48,9 @@ pub enum AddError {
         max_context: u32,
     },
     /// Even alone it could run out of blocks.
-    #[error("request {request:?}: {num_tokens} tokens need {needed_blocks} blocks, but the pool has {num_blocks}")]
+    #[error(
+        "request {request:?}: {num_tokens} tokens need {needed_blocks} blocks, but the pool has {num_blocks}"
+    )]
     NeverFits {
         /// The request.
         request: RequestId,
@@ -56,7 +62,9 @@ pub enum AddError {
         num_blocks: u32,
     },
     /// Too many sequences wait already; later it may be taken.
-    #[error("request {request:?}: {num_waiting} sequences wait and {num_choices} more would exceed {max_waiting}")]
+    #[error(
+        "request {request:?}: {num_waiting} sequences wait and {num_choices} more would exceed {max_waiting}"
+    )]
     QueueFull {
         /// The request.
         request: RequestId,
