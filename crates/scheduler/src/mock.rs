@@ -113,6 +113,14 @@ impl MockModel {
         std::mem::take(&mut self.delay)
     }
 
+    /// Sequences that were started and have not ended.
+    pub fn num_sequences(&self) -> usize {
+        match &self.mode {
+            Mode::Scripted(sequences) => sequences.len(),
+            Mode::Oracle(oracle) => oracle.num_sequences(),
+        }
+    }
+
     /// Fails the step as a whole, leaving nothing that may be relied upon.
     fn fail_step(&mut self, plan: &BatchPlan) {
         if let Mode::Oracle(oracle) = &mut self.mode {

@@ -39,6 +39,10 @@ impl Oracle {
         }
     }
 
+    pub(super) fn num_sequences(&self) -> usize {
+        self.witnesses.len()
+    }
+
     /// Everything up to the first write: sequences, copies, and the reading of all rows.
     ///
     /// Rows read before any row writes, so that a block handed over within one step is found out (A7).

@@ -57,6 +57,10 @@ impl<T> SequenceTable<T> {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
     pub(super) fn get_mut(&mut self, id: SequenceId) -> Option<&mut T> {
         let index = match self.ids.get(self.guess) {
             Some(guessed) if *guessed == id => self.guess,
