@@ -12,6 +12,7 @@ mod sampling;
 mod sequences;
 
 use std::num::NonZeroU32;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use crate::plan::{BatchPlan, ModelOutput, OutputRow, Row, StartedSequence};
@@ -22,7 +23,7 @@ use crate::time::Span;
 pub use chain::oracle_output;
 use faults::Faults;
 pub use faults::{Fault, RowSite, StepFailure};
-pub use oracle::Inconsistency;
+pub use oracle::{Bursts, Inconsistency};
 use oracle::{Oracle, VoidCause};
 use sequences::SequenceTable;
 
@@ -65,12 +66,12 @@ impl Asked {
     }
 }
 
-/// What a row that went well has to say.
+/// What a row that went well has to say, besides its new tokens.
 #[derive(Clone, Copy, Debug)]
 struct Answer<'a> {
     asked: &'a Asked,
-    /// The token that follows the row, if the row is to sample.
-    next: Option<TokenId>,
+    /// Positions computed, counted from the row's first.
+    num_computed: u32,
 }
 
 impl MockModel {
@@ -87,6 +88,15 @@ impl MockModel {
             vocabulary,
             Mode::Oracle(Oracle::new(block_size, num_blocks)),
         )
+    }
+
+    /// Lets the rows of an oracle bring several tokens at once; a script goes on one by one.
+    pub fn with_bursts(mut self, bursts: Bursts) -> Self {
+        match &mut self.mode {
+            Mode::Scripted(_) => {}
+            Mode::Oracle(oracle) => oracle.bursts = bursts,
+        }
+        self
     }
 
     fn new(vocabulary: NonZeroU32, mode: Mode) -> Self {
@@ -130,21 +140,26 @@ impl MockModel {
 
     fn run_row(&mut self, plan: &BatchPlan, index: usize, output: &mut ModelOutput) -> OutputRow {
         let row = &plan.rows[index];
+        let (vocabulary, tokens) = (self.vocabulary, &mut output.tokens);
+        let tokens_start = tokens.len();
         let fault = self.faults.of_row(plan, index);
         let answered = match (&mut self.mode, fault) {
             (Mode::Scripted(_), Some(error)) => Err(error),
             (Mode::Scripted(sequences), None) => {
-                answer_script(sequences, plan, row, self.vocabulary)
+                answer_script(sequences, plan, row, vocabulary, tokens)
             }
             (Mode::Oracle(oracle), Some(error)) => {
                 oracle.void_row(plan, row, VoidCause::RowFailed);
                 Err(error)
             }
-            (Mode::Oracle(oracle), None) => oracle.answer(plan, index, self.vocabulary),
+            (Mode::Oracle(oracle), None) => oracle.answer(plan, index, vocabulary, tokens),
         };
         match answered {
-            Ok(answer) => report::row(answer, row, self.vocabulary, output),
-            Err(error) => OutputRow::failed(error),
+            Ok(answer) => report::row(answer, row, tokens_start, vocabulary, output),
+            Err(error) => {
+                output.tokens.truncate(tokens_start);
+                OutputRow::failed(error)
+            }
         }
     }
 }
@@ -168,7 +183,8 @@ impl ModelRunner for MockModel {
             }
             Some(StepFailure::Panic(message)) => {
                 self.fail_step(plan);
-                panic!("{message}");
+                // A panic that was asked for is no news: it unwinds without the hook's report.
+                resume_unwind(Box::new(message));
             }
         }
         for index in 0..plan.rows.len() {
@@ -179,25 +195,27 @@ impl ModelRunner for MockModel {
     }
 }
 
-/// Answers with one more than the row's last token.
+/// Chooses one more than the row's last token.
 fn answer_script<'a>(
     sequences: &'a mut SequenceTable<Asked>,
     plan: &BatchPlan,
     row: &Row,
     vocabulary: NonZeroU32,
+    tokens: &mut Vec<TokenId>,
 ) -> Result<Answer<'a>, RowError> {
     let asked = &*sequences
         .get_mut(row.sequence)
         .ok_or(Inconsistency::UnknownSequence(row.sequence))?;
-    let (true, Some(last)) = (row.sample, plan.row_tokens(row).last()) else {
-        return Ok(Answer { asked, next: None });
-    };
-    let start = sampling::after(*last, 1, vocabulary);
-    let num_output = asked.num_output_at(end_position(row));
-    let token = sampling::first_allowed(&asked.request, start, num_output, vocabulary)?;
+    if let (true, Some(last)) = (row.sample, plan.row_tokens(row).last()) {
+        let start = sampling::after(*last, 1, vocabulary);
+        let num_output = asked.num_output_at(end_position(row));
+        let token = sampling::first_allowed(&asked.request, start, num_output, vocabulary)?;
+        tokens.push(token);
+    }
+    let num_computed = row.tokens.len();
     Ok(Answer {
         asked,
-        next: Some(token),
+        num_computed,
     })
 }
 

@@ -44,6 +44,11 @@ impl Chain {
         self.num_positions += 1;
     }
 
+    /// A number that depends on everything read and on nothing else.
+    pub(super) fn draw(&self) -> u64 {
+        mix(!self.digest)
+    }
+
     /// The token that follows: a hash of everything read, the seed, the choice and the position.
     pub(super) fn sample(
         &self,

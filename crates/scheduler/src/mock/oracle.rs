@@ -14,7 +14,7 @@ use super::chain::Chain;
 use super::sequences::SequenceTable;
 use super::{Answer, end_position};
 use crate::plan::{BatchPlan, BlockId, Row};
-use crate::request::RowError;
+use crate::request::{RowError, TokenId};
 
 pub use inconsistency::Inconsistency;
 pub use pool::{Slot, VoidCause};
@@ -28,6 +28,29 @@ pub(super) struct Oracle {
     witnesses: SequenceTable<Witness>,
     /// What each row of the step read, before any row wrote.
     readings: Vec<Result<Chain, Inconsistency>>,
+    pub(super) bursts: Bursts,
+}
+
+/// How many tokens a row may bring besides the one that it must: what speculation and grammars do to a scheduler.
+///
+/// How many it brings is drawn from what it read, so it depends on the sequence alone. The tokens are the same
+/// as one by one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bursts {
+    /// Accepted drafts, computed in the same step as far as the row's last block has room.
+    pub max_drafts: u32,
+    /// Tokens that follow without being computed, like those that a grammar forces.
+    pub max_forced: u32,
+}
+
+impl Bursts {
+    fn draw(&self, chain: &Chain) -> Bursts {
+        let drawn = chain.draw();
+        Bursts {
+            max_drafts: (drawn >> 32) as u32 % (self.max_drafts + 1),
+            max_forced: drawn as u32 % (self.max_forced + 1),
+        }
+    }
 }
 
 impl Oracle {
@@ -36,6 +59,7 @@ impl Oracle {
             pool: SlotPool::new(block_size, num_blocks),
             witnesses: SequenceTable::default(),
             readings: Vec::new(),
+            bursts: Bursts::default(),
         }
     }
 
@@ -84,24 +108,35 @@ impl Oracle {
         Ok(chain)
     }
 
-    /// Writes the `index`-th row's tokens and chooses the one that follows, if it is to.
+    /// Writes the `index`-th row's tokens and appends those that follow to `tokens`, if it is to sample.
     pub(super) fn answer(
         &mut self,
         plan: &BatchPlan,
         index: usize,
         vocabulary: NonZeroU32,
+        tokens: &mut Vec<TokenId>,
     ) -> Result<Answer<'_>, RowError> {
         let row = &plan.rows[index];
         let reading = self.readings[index].clone();
-        let written = reading.and_then(|chain| self.write(plan, row, chain, vocabulary));
+        let written = reading.and_then(|chain| self.write_row(plan, row, chain, vocabulary));
         if written.is_err() {
             self.void_row(plan, row, VoidCause::RowFailed);
         }
-        let chain = written?;
+        let mut sampling = Sampling {
+            chain: written?,
+            vocabulary,
+            tokens,
+        };
+        let num_drafts = match row.sample {
+            true => self.sample(plan, row, &mut sampling)?,
+            false => 0,
+        };
         let witness = self.witness(row)?;
-        let next = witness.advance(row, &chain, vocabulary)?;
-        let asked = &witness.asked;
-        Ok(Answer { asked, next })
+        witness.computed = Some(end_position(row) + num_drafts);
+        Ok(Answer {
+            asked: &witness.asked,
+            num_computed: row.tokens.len() + num_drafts,
+        })
     }
 
     fn witness(&mut self, row: &Row) -> Result<&mut Witness, Inconsistency> {
@@ -110,34 +145,71 @@ impl Oracle {
             .ok_or(Inconsistency::UnknownSequence(row.sequence))
     }
 
-    fn write(
+    /// Chooses the token that follows and those of a burst; returns how many of them were computed as drafts.
+    fn sample(
+        &mut self,
+        plan: &BatchPlan,
+        row: &Row,
+        sampling: &mut Sampling<'_>,
+    ) -> Result<u32, RowError> {
+        let burst = self.bursts.draw(&sampling.chain);
+        let mut token = self.witness(row)?.choose(sampling)?;
+        let mut num_drafts = 0;
+        while num_drafts < burst.max_drafts {
+            let at = (end_position(row) + num_drafts, token);
+            if self.write(plan, row, at, &mut sampling.chain).is_err() {
+                break;
+            }
+            num_drafts += 1;
+            token = self.witness(row)?.choose(sampling)?;
+        }
+        for _ in 0..burst.max_forced {
+            sampling.chain.compute(token);
+            token = self.witness(row)?.choose(sampling)?;
+        }
+        Ok(num_drafts)
+    }
+
+    /// Writes all tokens of the row.
+    fn write_row(
         &mut self,
         plan: &BatchPlan,
         row: &Row,
         mut chain: Chain,
         vocabulary: NonZeroU32,
     ) -> Result<Chain, Inconsistency> {
-        let writer = Writer {
-            sequence: row.sequence,
-            step: plan.step,
-        };
-        let witness = self
-            .witnesses
-            .get_mut(row.sequence)
-            .ok_or(Inconsistency::UnknownSequence(row.sequence))?;
-        for (position, token) in (row.first_position..).zip(plan.row_tokens(row)) {
+        for (position, token) in (row.first_position..).zip(plan.row_tokens(row).iter().copied()) {
             if token.0 >= vocabulary.get() {
                 return Err(Inconsistency::OutsideVocabulary {
                     sequence: row.sequence,
                     position,
-                    token: *token,
+                    token,
                 });
             }
-            let running = chain.compute(*token);
-            let entry = witness.entry(position, *token, running);
-            *self.pool.slot_mut(plan, row, position)? = Slot::Written { entry, writer };
+            self.write(plan, row, (position, token), &mut chain)?;
         }
         Ok(chain)
+    }
+
+    /// Computes one position and writes its slot.
+    fn write(
+        &mut self,
+        plan: &BatchPlan,
+        row: &Row,
+        (position, token): (u32, TokenId),
+        chain: &mut Chain,
+    ) -> Result<(), Inconsistency> {
+        let slot = self.pool.slot_mut(plan, row, position)?;
+        let witness = self
+            .witnesses
+            .get_mut(row.sequence)
+            .ok_or(Inconsistency::UnknownSequence(row.sequence))?;
+        let running = chain.compute(token);
+        *slot = Slot::Written {
+            entry: witness.entry(position, token, running),
+            writer: Writer::of(plan, row),
+        };
+        Ok(())
     }
 
     /// Nothing the row was to write may be relied upon.
@@ -160,6 +232,13 @@ impl Oracle {
             self.void_row(plan, row, VoidCause::StepFailed);
         }
     }
+}
+
+/// What a row has computed so far, and where the tokens go that it chooses.
+struct Sampling<'a> {
+    chain: Chain,
+    vocabulary: NonZeroU32,
+    tokens: &'a mut Vec<TokenId>,
 }
 
 /// Which block of the row's table holds `position`.

@@ -18,21 +18,24 @@ const LOGPROB_PER_RANK: f32 = -0.7;
 /// Prompt tokens rank among the first so many.
 const MAX_PROMPT_RANK: u64 = 32;
 
-/// Appends the row's tokens and log-probabilities to `output` and returns the row that refers to them.
+/// Appends the log-probabilities of a row to `output`, and returns the row that refers to them and to its new
+/// tokens, those of `output` from `tokens_start` on.
 pub(super) fn row(
     answer: Answer<'_>,
     row: &Row,
+    tokens_start: usize,
     vocabulary: NonZeroU32,
     output: &mut ModelOutput,
 ) -> OutputRow {
-    let Answer { asked, next } = answer;
-    let tokens_start = output.tokens.len();
+    let asked = answer.asked;
     let logprobs_start = output.logprobs.len();
     let prompt_start = output.prompt_logprobs.len();
-    output.tokens.extend(next);
-    if let (Some(token), Some(num_top)) = (next, asked.request.sampling.logprobs) {
-        let ranked = Ranked { token, rank: 1 };
-        output.logprobs.push(ranked.logprobs(num_top, vocabulary));
+    if let Some(num_top) = asked.request.sampling.logprobs {
+        let chosen = output.tokens[tokens_start..].iter().copied();
+        let reported = chosen
+            .map(|token| Ranked { token, rank: 1 })
+            .map(|ranked| ranked.logprobs(num_top, vocabulary));
+        output.logprobs.extend(reported);
     }
     if let Some(num_top) = asked.request.sampling.prompt_logprobs {
         let reported = prompt_tokens(asked, row)
@@ -42,7 +45,7 @@ pub(super) fn row(
     }
     OutputRow {
         tokens: span(tokens_start, output.tokens.len()),
-        num_computed: row.tokens.len(),
+        num_computed: answer.num_computed,
         logprobs: span(logprobs_start, output.logprobs.len()),
         prompt_logprobs: span(prompt_start, output.prompt_logprobs.len()),
         verdict: RowVerdict::Continue,

@@ -86,12 +86,17 @@ fn s08_after_eviction_the_tokens_are_the_same() {
     assert!(harness.scheduler.stats().counters.num_evicted_blocks > 0);
     let (again, num_cached) = run(&mut harness, &subject(), 99);
     assert_eq!(again, cold);
-    assert!(num_cached < 16, "{num_cached} cached: nothing of it was evicted");
+    assert!(
+        num_cached < 16,
+        "{num_cached} cached: nothing of it was evicted"
+    );
 }
 
 #[test]
 fn s08_after_preemption_the_tokens_are_the_same() {
-    let (cold, _) = run(&mut Harness::new(config()), &subject(), 0);
+    let mut subject = subject();
+    subject.stop.max_tokens = 60;
+    let (cold, _) = run(&mut Harness::new(config()), &subject, 0);
     for prefix_cache in [false, true] {
         let config = SchedulerConfig {
             num_blocks: 12,
@@ -99,12 +104,12 @@ fn s08_after_preemption_the_tokens_are_the_same() {
             ..config()
         };
         let mut harness = Harness::new(config);
-        // More important and growing: they take the subject's blocks away while it decodes.
-        let subject = harness.submit(subject().request(0, harness.now));
+        // More important, small at first and growing: in the end they need all twelve blocks.
+        let subject = harness.submit(subject.request(0, harness.now));
         harness.step();
         harness.step();
         for id in 1..3 {
-            let mut rival = Ask::plain(50 + id as u8, 30, 40);
+            let mut rival = Ask::plain(50 + id as u8, 2, 90);
             rival.priority = 1;
             harness.submit(rival.request(id, harness.now));
         }
@@ -141,7 +146,9 @@ fn s08_batches_of_1_8_and_32_give_the_same_tokens() {
             harness.finish_step();
         }
         assert_eq!(most_rows, max_sequences as usize);
-        (0..32).map(|id| result(&harness, RequestId(id)).0).collect()
+        (0..32)
+            .map(|id| result(&harness, RequestId(id)).0)
+            .collect()
     };
     let alone = tokens(1);
     assert_eq!(tokens(8), alone);
@@ -202,7 +209,10 @@ fn outputs(
     }
     harness.drain();
     let output = |subject: usize| result(&harness, RequestId(subject as u64)).0;
-    accepted.into_iter().map(|subject| (subject, output(subject))).collect()
+    accepted
+        .into_iter()
+        .map(|subject| (subject, output(subject)))
+        .collect()
 }
 
 /// Whether it was taken; the only reason not to is its size, which is the same in every order.

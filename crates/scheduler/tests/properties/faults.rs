@@ -114,7 +114,7 @@ fn s03_a_fault_at_any_step_poisons_nothing() {
         while run_with_failure(failure, at) {
             at += 1;
         }
-        assert!(at > 15, "{failure:?} met only {at} steps");
+        assert!(at > 12, "{failure:?} met only {at} steps");
     }
 }
 
@@ -148,7 +148,11 @@ fn s04_a_nan_in_one_of_sixteen_rows_ends_that_row_alone() {
         for (id, record) in harness.ledger.records() {
             let reason = record.end.as_ref().map(|end| &end.reason);
             let failed = FinishReason::Error(RowError::NonFiniteLogits);
-            let expected = if id == victim { failed } else { FinishReason::Length };
+            let expected = if id == victim {
+                failed
+            } else {
+                FinishReason::Length
+            };
             assert_eq!(reason, Some(&expected), "{id:?}, NaN at step {at}");
         }
         check_absent(&mut harness, victim, num_computed);
@@ -171,5 +175,8 @@ fn check_absent(harness: &mut Harness, victim: ChoiceId, num_computed: u32) {
     };
     let end = harness.ledger.record(id).end.as_ref();
     let num_cached = end.map(|end| end.summary.num_cached_tokens);
-    assert!(num_cached.is_some_and(|cached| cached <= num_computed), "{num_cached:?}");
+    assert!(
+        num_cached.is_some_and(|cached| cached <= num_computed),
+        "{num_cached:?}"
+    );
 }

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use millpond_scheduler::mock::{Fault, MockModel, RowSite, StepFailure};
+use millpond_scheduler::mock::{Bursts, Fault, MockModel, RowSite, StepFailure};
 use millpond_scheduler::scheduler::{AddError, ForkError, Scheduler};
 use millpond_scheduler::{
     BatchPlan, Event, ModelOutput, ModelRunner, Request, RequestId, RowError, RowVerdict,
@@ -22,6 +22,14 @@ const STEP_TIME: Span = Span::from_millis(1);
 
 /// Steps in a row that may pass with sequences waiting and none running (S05).
 const MAX_IDLE_STEPS: u32 = 2;
+
+/// What the driver's text pipeline found between execute and commit.
+#[derive(Clone, Copy, Debug)]
+pub struct StopString {
+    pub row: usize,
+    /// Tokens of the row up to the one that completes the match; at least 1.
+    pub num_tokens: u32,
+}
 
 /// The scheduler under test, the model that referees it, and what the clients saw.
 pub struct Harness {
@@ -41,11 +49,17 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// A fresh world under an oracle.
+    /// A fresh world under an oracle that brings one token per row.
     pub fn new(config: SchedulerConfig) -> Self {
+        Harness::with_bursts(config, Bursts::default())
+    }
+
+    /// A fresh world under an oracle that may bring several tokens per row.
+    pub fn with_bursts(config: SchedulerConfig, bursts: Bursts) -> Self {
         let block_size = NonZeroU32::new(config.block_size).expect("configurations are valid");
+        let model = MockModel::oracle(VOCABULARY, block_size, config.num_blocks);
         Harness {
-            model: MockModel::oracle(VOCABULARY, block_size, config.num_blocks),
+            model: model.with_bursts(bursts),
             ledger: Ledger::new(config.max_context),
             scheduler: Scheduler::new(config).expect("configurations are valid"),
             now: Timestamp(0),
@@ -104,7 +118,10 @@ impl Harness {
             }
             AddError::QueueFull { .. } => {
                 let waiting = self.scheduler.stats().num_waiting;
-                assert!(waiting + request.num_choices > config.max_waiting, "{error}");
+                assert!(
+                    waiting + request.num_choices > config.max_waiting,
+                    "{error}"
+                );
             }
             AddError::TooManyChoices { .. } => {
                 assert!(request.num_choices > config.max_waiting, "{error}");
@@ -122,7 +139,8 @@ impl Harness {
         let live = live.map(|(_, record)| Arc::clone(&record.request));
         match (self.scheduler.fork(request, self.now), live) {
             (Ok(choice), Some(request)) => self.open(&request, choice),
-            (Err(ForkError::UnknownRequest { .. }), None) | (Err(ForkError::QueueFull { .. }), _) => {}
+            (Err(ForkError::UnknownRequest { .. }), None)
+            | (Err(ForkError::QueueFull { .. }), _) => {}
             (forked, live) => panic!("fork gave {forked:?}, live: {}", live.is_some()),
         }
         self.check();
@@ -198,15 +216,15 @@ impl Harness {
 
     /// Executes and commits the planned step.
     pub fn finish_step(&mut self) {
-        self.finish_step_with(|_| None);
+        self.finish_step_with(None);
     }
 
-    /// The same; `stop_string_row` sees how many rows came out and may name one in which a stop string is found.
-    pub fn finish_step_with(&mut self, stop_string_row: impl FnOnce(usize) -> Option<usize>) {
+    /// The same, with a stop string found in one row after so many of its new tokens, if it has as many.
+    pub fn finish_step_with(&mut self, stop_string: Option<StopString>) {
         match self.execute() {
             Ok(()) => {
-                if let Some(row) = stop_string_row(self.output.rows.len()) {
-                    self.find_stop_string(row);
+                if let Some(found) = stop_string {
+                    self.find_stop_string(found);
                 }
                 self.commit();
             }
@@ -243,11 +261,12 @@ impl Harness {
     }
 
     /// The driver's part between execute and commit.
-    fn find_stop_string(&mut self, row: usize) {
-        let id = self.row_choice(row);
-        let out = &mut self.output.rows[row];
+    fn find_stop_string(&mut self, found: StopString) {
+        let id = self.row_choice(found.row);
+        let out = &mut self.output.rows[found.row];
         let is_live = self.ledger.record(id).end.is_none();
-        if is_live && !out.tokens.is_empty() && out.verdict == RowVerdict::Continue {
+        if is_live && out.verdict == RowVerdict::Continue && out.tokens.len() >= found.num_tokens {
+            out.tokens.end = out.tokens.start + found.num_tokens;
             out.verdict = RowVerdict::StopString;
             self.ledger.excuse(id, Excuse::StopString);
         }
@@ -291,7 +310,11 @@ impl Harness {
 
     /// Runs until nothing is left, then checks that every block can be had again.
     pub fn drain(&mut self) {
-        let work: usize = self.ledger.live().map(|(_, record)| size(&record.request)).sum();
+        let work: usize = self
+            .ledger
+            .live()
+            .map(|(_, record)| size(&record.request))
+            .sum();
         // Every step advances at least one sequence by one token; preemption makes some tokens be computed again.
         let mut left = 16 * work + 16;
         while self.scheduler.has_work() {

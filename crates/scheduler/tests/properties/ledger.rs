@@ -159,9 +159,7 @@ impl Ledger {
 
     /// The earliest deadline that binds a live choice.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        let deadlines = self
-            .live()
-            .filter_map(|(_, record)| record.next_deadline());
+        let deadlines = self.live().filter_map(|(_, record)| record.next_deadline());
         deadlines.map(|(_, at)| at).min()
     }
 }

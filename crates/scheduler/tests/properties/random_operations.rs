@@ -2,11 +2,11 @@
 //!
 //! Preemption and eviction are not operations: small pools bring them about.
 
-use millpond_scheduler::mock::StepFailure;
+use millpond_scheduler::mock::{Bursts, StepFailure};
 use millpond_scheduler::{RequestId, RowError, SchedulerConfig};
 use proptest::prelude::*;
 
-use crate::harness::Harness;
+use crate::harness::{Harness, StopString};
 use crate::property::check_property;
 use crate::workload::{Ask, asks};
 
@@ -15,7 +15,10 @@ use crate::workload::{Ask, asks};
 pub enum Operation {
     Add(Ask),
     /// A conversation goes on: the prompt is a finished one with its output and some more.
-    Continue { which: usize, with: Ask },
+    Continue {
+        which: usize,
+        with: Ask,
+    },
     Fork(usize),
     Abort(usize),
     Step(Interlude),
@@ -29,13 +32,14 @@ pub enum Interlude {
     Add(Ask),
     FailRow { row: usize, error: RowError },
     FailStep(StepFailure),
-    StopString(usize),
+    StopString(StopString),
 }
 
 /// A pool and what happens in it.
 #[derive(Clone, Debug)]
 pub struct World {
     pub config: SchedulerConfig,
+    pub bursts: Bursts,
     pub operations: Vec<Operation>,
 }
 
@@ -52,18 +56,34 @@ pub fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let num_blocks = prop_oneof![3 => 8u32..32, 2 => 32u32..128, 1 => 128u32..=512];
     let batch = (1u32..12, 0u32..64);
     let switches = (prop::bool::weighted(0.9), prop::bool::weighted(0.8));
-    (block_size, num_blocks, batch, 1u32..24, 24u32..160, switches).prop_map(
-        |(block_size, num_blocks, batch, max_waiting, max_context, switches)| SchedulerConfig {
-            block_size,
-            num_blocks,
-            max_batch_tokens: batch.0 + batch.1,
-            max_sequences: batch.0,
-            max_waiting,
-            max_context,
-            prefix_cache: switches.0,
-            partial_copies: switches.1,
-        },
+    (
+        block_size,
+        num_blocks,
+        batch,
+        1u32..24,
+        24u32..160,
+        switches,
     )
+        .prop_map(
+            |(block_size, num_blocks, batch, max_waiting, max_context, switches)| SchedulerConfig {
+                block_size,
+                num_blocks,
+                max_batch_tokens: batch.0 + batch.1,
+                max_sequences: batch.0,
+                max_waiting,
+                max_context,
+                prefix_cache: switches.0,
+                partial_copies: switches.1,
+            },
+        )
+}
+
+fn bursts() -> impl Strategy<Value = Bursts> {
+    let any = (0u32..4, 0u32..4).prop_map(|(max_drafts, max_forced)| Bursts {
+        max_drafts,
+        max_forced,
+    });
+    prop_oneof![2 => Just(Bursts::default()), 1 => any]
 }
 
 fn interludes() -> impl Strategy<Value = Interlude> {
@@ -81,7 +101,9 @@ fn interludes() -> impl Strategy<Value = Interlude> {
         1 => asks().prop_map(Interlude::Add),
         1 => (any::<usize>(), error).prop_map(|(row, error)| Interlude::FailRow { row, error }),
         1 => failure.prop_map(Interlude::FailStep),
-        1 => any::<usize>().prop_map(Interlude::StopString),
+        1 => (any::<usize>(), 1u32..4)
+            .prop_map(|(row, num_tokens)| StopString { row, num_tokens })
+            .prop_map(Interlude::StopString),
     ]
 }
 
@@ -97,16 +119,17 @@ fn operations() -> impl Strategy<Value = Operation> {
 }
 
 pub fn worlds(max_operations: usize) -> impl Strategy<Value = World> {
-    (
-        configs(),
-        prop::collection::vec(operations(), 1..max_operations),
-    )
-        .prop_map(|(config, operations)| World { config, operations })
+    let operations = prop::collection::vec(operations(), 1..max_operations);
+    (configs(), bursts(), operations).prop_map(|(config, bursts, operations)| World {
+        config,
+        bursts,
+        operations,
+    })
 }
 
 /// Lives through the world, runs what is left to its end, and returns the harness.
 pub fn live(world: &World) -> Harness {
-    let mut harness = Harness::new(world.config.clone());
+    let mut harness = Harness::with_bursts(world.config.clone(), world.bursts);
     let mut next_id = 0;
     for operation in &world.operations {
         perform(&mut harness, operation, &mut next_id);
@@ -181,9 +204,12 @@ fn play(harness: &mut Harness, interlude: &Interlude, next_id: &mut u64) {
         Interlude::Add(ask) => add(harness, ask, next_id),
         Interlude::FailRow { row, error } => harness.fail_row(row % num_rows, error.clone()),
         Interlude::FailStep(failure) => harness.fail_step(failure.clone()),
-        Interlude::StopString(row) => stop_string = Some(row % num_rows),
+        Interlude::StopString(found) => {
+            let row = found.row % num_rows;
+            stop_string = Some(StopString { row, ..*found });
+        }
     }
-    harness.finish_step_with(|_| stop_string);
+    harness.finish_step_with(stop_string);
 }
 
 #[test]
@@ -199,7 +225,11 @@ fn a1_the_same_operations_give_the_same_ends_at_the_same_times() {
         let ends = |harness: &Harness| {
             let records = harness.ledger.records();
             let ends = records.map(|(id, record)| (id, record.tokens.clone(), record.end.clone()));
-            format!("{:?} {:?}", ends.collect::<Vec<_>>(), harness.scheduler.stats())
+            format!(
+                "{:?} {:?}",
+                ends.collect::<Vec<_>>(),
+                harness.scheduler.stats()
+            )
         };
         assert_eq!(ends(&live(&world)), ends(&live(&world)));
     });

@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use millpond_scheduler::mock::MockModel;
 use millpond_scheduler::scheduler::Scheduler;
-use millpond_scheduler::{
-    BatchPlan, Event, ModelOutput, ModelRunner, SchedulerConfig, Timestamp,
-};
+use millpond_scheduler::{BatchPlan, Event, ModelOutput, ModelRunner, SchedulerConfig, Timestamp};
 
 use crate::workload::Ask;
 

@@ -95,9 +95,13 @@ fn replay(trace: &Trace) {
             .iter()
             .filter(is_now)
             .partition(|storm| storm.in_flight);
-        between.into_iter().for_each(|storm| blow(&mut harness, storm));
+        between
+            .into_iter()
+            .for_each(|storm| blow(&mut harness, storm));
         if harness.schedule() {
-            in_flight.into_iter().for_each(|storm| blow(&mut harness, storm));
+            in_flight
+                .into_iter()
+                .for_each(|storm| blow(&mut harness, storm));
             harness.finish_step();
         }
     }

@@ -63,6 +63,15 @@ pub struct Writer {
     pub step: u64,
 }
 
+impl Writer {
+    pub(super) fn of(plan: &BatchPlan, row: &Row) -> Self {
+        Writer {
+            sequence: row.sequence,
+            step: plan.step,
+        }
+    }
+}
+
 /// All slots, block after block.
 #[derive(Debug)]
 pub(super) struct SlotPool {

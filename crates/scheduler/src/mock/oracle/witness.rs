@@ -2,12 +2,10 @@
 //!
 //! It never looks at blocks.
 
-use std::num::NonZeroU32;
-
 use super::super::chain::{Chain, salt_hash};
 use super::super::{Asked, end_position};
-use super::Inconsistency;
 use super::pool::{Entry, Slot};
+use super::{Inconsistency, Sampling};
 use crate::plan::{BatchPlan, Row, StartedSequence};
 use crate::request::{RowError, SequenceId, TokenId};
 
@@ -20,8 +18,8 @@ pub(super) struct Witness {
     id: SequenceId,
     salt: u64,
     output: Vec<TokenId>,
-    /// Positions computed; none before the first row, which may begin anywhere (the prefix cache decides).
-    computed: Option<u32>,
+    /// Positions computed, drafts included; none before the first row, which may begin anywhere (the prefix cache decides).
+    pub(super) computed: Option<u32>,
     /// The running hashes of the leading known tokens, extended when first needed.
     running: Vec<u64>,
     chain: Chain,
@@ -133,19 +131,14 @@ impl Witness {
         self.running.get(position as usize).copied()
     }
 
-    /// Takes note of a row that was written, and chooses the token that follows if it is to.
-    pub(super) fn advance(
-        &mut self,
-        row: &Row,
-        read: &Chain,
-        vocabulary: NonZeroU32,
-    ) -> Result<Option<TokenId>, RowError> {
-        self.computed = Some(end_position(row));
-        if !row.sample {
-            return Ok(None);
-        }
-        let token = read.sample(&self.asked.request, self.asked.choice, vocabulary)?;
+    /// Chooses the token that follows what was computed, and remembers it.
+    pub(super) fn choose(&mut self, sampling: &mut Sampling<'_>) -> Result<TokenId, RowError> {
+        let asked = &self.asked;
+        let token = sampling
+            .chain
+            .sample(&asked.request, asked.choice, sampling.vocabulary)?;
         self.output.push(token);
-        Ok(Some(token))
+        sampling.tokens.push(token);
+        Ok(token)
     }
 }
