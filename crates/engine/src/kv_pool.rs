@@ -95,3 +95,59 @@ impl KvPool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Activation, LayerConfig, NormPlacement};
+
+    fn config(num_layers: usize) -> ModelConfig {
+        let layer = LayerConfig {
+            window: None,
+            rope: 0,
+        };
+        ModelConfig {
+            architecture: "llama".into(),
+            vocab_size: 32,
+            hidden_size: 64,
+            intermediate_size: 128,
+            num_heads: 4,
+            num_kv_heads: 2,
+            head_dim: 16,
+            max_context: 128,
+            norm_eps: 1e-5,
+            norms: NormPlacement::Pre,
+            qk_norm: false,
+            qkv_bias: false,
+            activation: Activation::Silu,
+            embedding_scale: 1.0,
+            attention_scale: 0.25,
+            attention_softcap: None,
+            logit_softcap: None,
+            tied_embeddings: true,
+            ropes: Vec::new(),
+            layers: vec![layer; num_layers],
+            bos_token: None,
+            eos_tokens: Vec::new(),
+        }
+    }
+
+    fn num_bytes(data: &KvData) -> usize {
+        match data {
+            KvData::F32(values) => size_of_val(values.as_slice()),
+            KvData::F16(values) => size_of_val(values.as_slice()),
+        }
+    }
+
+    #[test]
+    fn the_pool_takes_the_bytes_that_the_plan_says() {
+        for kv_type in [KvType::F32, KvType::F16] {
+            let config = config(3);
+            let mut pool = KvPool::new(&config, kv_type, 5);
+            let layers = pool.layers_mut().iter();
+            let bytes: usize = layers.map(|l| num_bytes(&l.keys) + num_bytes(&l.values)).sum();
+            let planned = kv_type.bytes_per_token(&config) * 5 * u64::from(BLOCK_SIZE);
+            assert_eq!(bytes as u64, planned, "{kv_type:?}");
+        }
+    }
+}

@@ -4,9 +4,10 @@ use millpond_scheduler::config::BLOCK_SIZE;
 
 use super::workspace::Workspace;
 use crate::config::ModelConfig;
+use crate::kernels::cpu::{PackedMatrix, RopeTable};
 use crate::kv_pool::KvType;
 use crate::llm::MemoryPlan;
-use crate::loader::Weights;
+use crate::loader::{TensorInfo, Weights};
 
 /// The largest step and the longest sequence that room is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,19 +23,21 @@ pub struct StepLimits {
 pub struct MemoryNeeds {
     /// Packed matrices.
     pub weight_bytes: u64,
-    /// Activations of the largest step, rotary tables included.
+    /// Activations of the largest step, and the rotary tables.
     pub workspace_bytes: u64,
     /// Keys and values of one token.
     pub kv_bytes_per_token: u64,
 }
 
 impl MemoryNeeds {
-    /// Reads the header of the file only.
+    /// Reads no tensor. A matrix of a type that no kernel computes counts as it lies in the file; loading it
+    /// will be an error.
     pub fn of(config: &ModelConfig, weights: &Weights, limits: StepLimits) -> Self {
-        let kv_type = KvType::F32;
+        let kv_type = KvType::for_weights(weights.list().any(is_quantised_in_layer));
         MemoryNeeds {
-            weight_bytes: 0,
-            workspace_bytes: Workspace::num_bytes(config, limits.max_batch_tokens as usize),
+            weight_bytes: weights.list().map(packed_bytes).sum(),
+            workspace_bytes: Workspace::num_bytes(config, limits.max_batch_tokens as usize)
+                + rope_bytes(config, limits.max_context as usize),
             kv_bytes_per_token: kv_type.bytes_per_token(config),
         }
     }
