@@ -4,7 +4,7 @@ use millpond_scheduler::config::BLOCK_SIZE;
 
 use super::workspace::Workspace;
 use crate::config::ModelConfig;
-use crate::kernels::cpu::{PackedMatrix, RopeTable};
+use crate::kernels::cpu::PackedMatrix;
 use crate::kv_pool::KvType;
 use crate::llm::MemoryPlan;
 use crate::loader::{TensorInfo, Weights};
@@ -54,4 +54,30 @@ impl MemoryNeeds {
             block_size: BLOCK_SIZE,
         }
     }
+}
+
+/// The types of the layers decide, as in `Decoder::kv_type`.
+fn is_quantised_in_layer(tensor: TensorInfo) -> bool {
+    tensor.name.starts_with("layers.") && tensor.dtype.is_quantised()
+}
+
+fn packed_bytes(tensor: TensorInfo) -> u64 {
+    let as_stored = tensor.num_bytes;
+    match tensor.shape.as_slice() {
+        [out_features, in_features] => {
+            let packed = PackedMatrix::packed_bytes(tensor.dtype, *out_features, *in_features);
+            packed.unwrap_or(as_stored)
+        }
+        vector => vector.iter().product::<usize>() as u64 * size_of::<f32>() as u64,
+    }
+}
+
+/// A cosine and a sine per pair and position.
+fn rope_bytes(config: &ModelConfig, max_context: usize) -> u64 {
+    let values: usize = config
+        .ropes
+        .iter()
+        .map(|rope| rope.rotary_dim * max_context)
+        .sum();
+    (values * size_of::<f32>()) as u64
 }
