@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Duration;
 
@@ -260,15 +260,16 @@ impl<R: ModelRunner> Driver<R> {
     fn note_step(&mut self) -> Result<(), Exit> {
         let stats = self.scheduler.stats();
         let gauges = &self.gauges;
-        let store = |gauge: &std::sync::atomic::AtomicU64, value| gauge.store(value, Ordering::Relaxed);
+        let store = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
         store(&gauges.num_running, u64::from(stats.num_running));
         store(&gauges.num_waiting, u64::from(stats.num_waiting));
-        store(&gauges.num_used_blocks, u64::from(stats.num_used_blocks));
-        store(&gauges.prefix_query_tokens, stats.prefix_query_tokens);
-        store(&gauges.prefix_hit_tokens, stats.prefix_hit_tokens);
-        store(&gauges.num_preemptions, stats.num_preemptions);
+        let num_used_blocks = stats.blocks.total - stats.blocks.available();
+        store(&gauges.num_used_blocks, u64::from(num_used_blocks));
+        store(&gauges.prefix_query_tokens, stats.counters.prefix_query_tokens);
+        store(&gauges.prefix_hit_tokens, stats.counters.prefix_hit_tokens);
+        store(&gauges.num_preemptions, stats.counters.num_preemptions);
         gauges.note_step(self.plan.tokens.len() as u64);
-        gauges.note_progress(self.scheduler.has_work(), stats.oldest_waiting);
+        gauges.note_progress(self.scheduler.has_work(), stats.oldest_waiting_arrival);
         if self.plan.step.is_multiple_of(STEPS_PER_CHECK) { self.check_invariants() } else { Ok(()) }
     }
 

@@ -1,5 +1,6 @@
 //! From a path to a running engine: open, plan memory, pack weights, start the engine thread.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -105,7 +106,8 @@ pub(super) fn mock(options: EngineOptions) -> Result<Llm, LoadFailure> {
         num_threads: 1,
     };
     let eos_tokens: Vec<TokenId> = tokenizer.eos().into_iter().collect();
-    let runner = MockModel::scripted(vocab_size as u32, BLOCK_SIZE);
+    let vocabulary = u32::try_from(vocab_size).ok().and_then(NonZeroU32::new);
+    let runner = MockModel::scripted(vocabulary.ok_or_else(|| failed("the mock has no tokens"))?);
     start(runner, Parts { tokenizer, template: Some(template), info, eos_tokens }, options)
 }
 
@@ -156,13 +158,13 @@ fn runner(
     memory: &MemoryPlan,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<DecoderRunner, LoadFailure> {
-    let total: u64 = files.weights.list().map(|tensor| tensor.num_bytes).sum();
+    let total = files.weights.num_bytes();
     let mut report = |done: u64| progress(done, total);
     let max_positions = limits.max_context as usize;
     let decoder = Decoder::load(&kernels, files.config, &files.weights, max_positions, &mut report)
         .map_err(failed)?;
     let kv = KvPool::new(decoder.config(), decoder.kv_type(), memory.num_blocks);
-    Ok(DecoderRunner::new(kernels, decoder, kv, limits))
+    Ok(DecoderRunner::new(kernels, decoder, kv, limits.max_batch_tokens))
 }
 
 fn chat_template(files: &ModelFiles, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LoadFailure> {
