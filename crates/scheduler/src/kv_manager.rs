@@ -243,3 +243,158 @@ impl KvManager {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK_SIZE: usize = 4;
+
+    /// The cache as a list of prefixes, each with the tick of its last use: slow and plainly right.
+    struct Twin {
+        num_blocks: usize,
+        entries: Vec<(CacheSalt, Vec<TokenId>, u64)>,
+    }
+
+    impl Twin {
+        fn num_matching(&self, salt: &CacheSalt, tokens: &[TokenId]) -> usize {
+            let of_salt = self.entries.iter().filter(|e| e.0 == *salt);
+            let common = |entry: &[TokenId]| {
+                let pairs = entry.iter().zip(tokens);
+                pairs.take_while(|(a, b)| a == b).count()
+            };
+            of_salt.map(|e| common(&e.1)).max().unwrap_or(0)
+        }
+
+        fn evict(&mut self, salt: &CacheSalt, keep: &[TokenId]) {
+            let is_leaf = |entry: &(CacheSalt, Vec<TokenId>, u64)| {
+                let extends = |other: &(CacheSalt, Vec<TokenId>, u64)| {
+                    other.0 == entry.0
+                        && other.1.len() > entry.1.len()
+                        && other.1.starts_with(&entry.1)
+                };
+                let is_kept = entry.0 == *salt && keep.starts_with(&entry.1);
+                !is_kept && !self.entries.iter().any(extends)
+            };
+            let leaves = (0..self.entries.len()).filter(|i| is_leaf(&self.entries[*i]));
+            let oldest = leaves
+                .min_by_key(|i| self.entries[*i].2)
+                .expect("the pool is larger than any request");
+            self.entries.remove(oldest);
+        }
+
+        /// One request comes, is computed, and goes.
+        fn serve(&mut self, salt: &CacheSalt, tokens: &[TokenId], tick: u64) {
+            let num_shared = self.num_matching(salt, tokens) / BLOCK_SIZE;
+            let num_new = tokens.len().div_ceil(BLOCK_SIZE) - num_shared;
+            while self.entries.len() + num_new > self.num_blocks {
+                self.evict(salt, &tokens[..num_shared * BLOCK_SIZE]);
+            }
+            for end in (BLOCK_SIZE..=tokens.len()).step_by(BLOCK_SIZE) {
+                let prefix = tokens[..end].to_vec();
+                self.entries.retain(|e| (&e.0, &e.1) != (salt, &prefix));
+                self.entries.push((salt.clone(), prefix, tick));
+            }
+        }
+    }
+
+    fn serve(kv: &mut KvManager, salt: &CacheSalt, tokens: &[TokenId]) {
+        let mut start = Start::default();
+        kv.find(salt, tokens, &mut start);
+        start.copy = None;
+        let num_blocks = kv.blocks_for(tokens.len() as u32);
+        kv.left_after(&start, num_blocks).expect("it fits");
+        let mut table = Vec::new();
+        kv.claim(&start, num_blocks, &mut table);
+        for index in start.shared.len()..tokens.len() / BLOCK_SIZE {
+            let block = &tokens[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
+            kv.publish(salt, &mut table, index, block, 0);
+        }
+        kv.release(&table);
+    }
+
+    /// A fixed sequence of small numbers, different for each seed.
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: u64) -> u64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % sides
+        }
+
+        /// Few distinct tokens, so that prefixes are often shared and part anywhere.
+        fn tokens(&mut self) -> Vec<TokenId> {
+            let length = 1 + self.roll(23);
+            let token = |_| TokenId((self.roll(8) == 0).into());
+            (0..length).map(token).collect()
+        }
+    }
+
+    #[test]
+    fn matches_and_evictions_agree_with_the_naive_twin() {
+        for seed in 0..20 {
+            let num_blocks = 6 + seed as u32;
+            let mut kv = KvManager::new(&SchedulerConfig {
+                block_size: BLOCK_SIZE as u32,
+                num_blocks,
+                ..SchedulerConfig::default()
+            });
+            let mut twin = Twin {
+                num_blocks: num_blocks as usize,
+                entries: Vec::new(),
+            };
+            let mut dice = Dice(seed);
+            for tick in 0..300 {
+                let salt = CacheSalt([dice.roll(2) as u8].as_slice().into());
+                let tokens = dice.tokens();
+                let mut start = Start::default();
+                kv.find(&salt, &tokens, &mut start);
+                let found = start.num_tokens(BLOCK_SIZE as u32) as usize;
+                let expected = twin.num_matching(&salt, &tokens);
+                assert_eq!(found, expected, "seed {seed}, tick {tick}: {tokens:?}");
+                serve(&mut kv, &salt, &tokens);
+                twin.serve(&salt, &tokens, tick);
+                assert_eq!(kv.check(), Ok(()), "seed {seed}, tick {tick}");
+                assert_eq!(kv.counts().cached_evictable as usize, twin.entries.len());
+            }
+            assert!(kv.num_evicted() > 0, "seed {seed} never filled the pool");
+        }
+    }
+
+    #[test]
+    fn a_cache_that_is_off_finds_nothing() {
+        let mut kv = KvManager::new(&SchedulerConfig {
+            prefix_cache: false,
+            ..SchedulerConfig::default()
+        });
+        let mut start = Start::default();
+        kv.find(&CacheSalt::default(), &[TokenId(1); 64], &mut start);
+        assert_eq!(start, Start::default());
+        assert!(!kv.publishes());
+    }
+
+    #[test]
+    fn what_a_claim_holds_cannot_also_make_room_for_it() {
+        let mut kv = KvManager::new(&SchedulerConfig {
+            block_size: BLOCK_SIZE as u32,
+            num_blocks: 3,
+            ..SchedulerConfig::default()
+        });
+        let salt = CacheSalt::default();
+        let tokens: Vec<TokenId> = (0..12).map(TokenId).collect();
+        serve(&mut kv, &salt, &tokens);
+        let mut start = Start::default();
+        kv.find(&salt, &tokens[..10], &mut start);
+        assert_eq!(start.num_tokens(BLOCK_SIZE as u32), 10);
+        assert_eq!(
+            kv.left_after(&start, 3),
+            None,
+            "the source of the copy is held"
+        );
+        start.copy = None;
+        assert_eq!(kv.left_after(&start, 3), Some(0));
+    }
+}

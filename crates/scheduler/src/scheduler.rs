@@ -12,6 +12,8 @@ mod invariants;
 mod preemption;
 mod prefill;
 mod refusal;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
