@@ -214,7 +214,7 @@ fn play(harness: &mut Harness, interlude: &Interlude, next_id: &mut u64) {
 
 #[test]
 fn s01_random_operations_keep_every_invariant_and_every_output() {
-    check_property(1500, worlds(120), |world| {
+    check_property(3000, worlds(120), |world| {
         live(&world);
     });
 }
