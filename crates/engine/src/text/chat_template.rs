@@ -18,13 +18,14 @@ mod conversation;
 mod environment;
 mod marks;
 mod python_json;
+#[cfg(test)]
+mod tests;
 
 use conversation::Variables;
 use environment::Refusal;
 use marks::Marks;
 
-/// The template of the mock model: who speaks, a colon, what is said, on lines.
-pub const MOCK_CHAT_TEMPLATE: &str = "\
+const PLAIN: &str = "\
 {%- for message in messages -%}
 {{ message.role }}: {{ message.content }}
 {% endfor -%}
@@ -49,16 +50,40 @@ const MAX_RENDERED_BYTES: usize = 16 << 20;
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source_marks: Marks,
+    ends: SpelledEnds,
+    tokenizer: Tokenizer,
+}
+
+/// What the template may ask for as `bos_token` and `eos_token`.
+#[derive(Clone, Debug, Default)]
+struct SpelledEnds {
     bos: Option<String>,
     eos: Option<String>,
 }
 
 impl ChatTemplate {
-    /// Compiles a template. `bos` and `eos` are the spellings that it may ask for as `bos_token` and `eos_token`.
+    /// Compiles a template of the model that `tokenizer` belongs to.
     ///
     /// # Errors
     /// A template that is not valid, or is nested too deeply.
-    pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, TextError> {
+    pub fn new(source: &str, tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let spelled = |token: Option<TokenId>| {
+            let bytes = tokenizer.token_bytes(token?)?;
+            Some(String::from_utf8_lossy(bytes).into_owned())
+        };
+        let ends = SpelledEnds {
+            bos: spelled(tokenizer.bos()),
+            eos: spelled(tokenizer.eos()),
+        };
+        Self::compile(source, ends, tokenizer.clone())
+    }
+
+    /// The mock model's template: who speaks, a colon and what is said, a line each.
+    pub fn plain(tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        Self::new(PLAIN, tokenizer)
+    }
+
+    fn compile(source: &str, ends: SpelledEnds, tokenizer: Tokenizer) -> Result<Self, TextError> {
         let mut environment = environment::new(MAX_FUEL, MAX_RECURSION);
         environment
             .add_template_owned(NAME, environment::without_generation_tags(source))
@@ -68,33 +93,34 @@ impl ChatTemplate {
         Ok(ChatTemplate {
             environment,
             source_marks,
-            bos: bos.map(str::to_owned),
-            eos: eos.map(str::to_owned),
+            ends,
+            tokenizer,
         })
     }
 
-    /// Renders a conversation at a point in time (which a few templates print).
+    /// Renders a conversation now, in UTC, which only templates that print the date notice.
     ///
-    /// Special tokens of `tokenizer` that are spelled out in any string of the request will be text when the result is
-    /// encoded.
+    /// # Errors
+    /// As `render_at`.
+    pub fn render(&self, request: &ChatRequest) -> Result<Rendered, TextError> {
+        self.render_at(request, SystemTime::now())
+    }
+
+    /// Renders a conversation at a point in time. Special tokens that any string of the request spells out will be text
+    /// when the result is encoded.
     ///
     /// # Errors
     /// The template's own refusal, in its words; its failure on this conversation; its use of too much work or memory.
-    pub fn render(
-        &self,
-        request: &ChatRequest,
-        tokenizer: &Tokenizer,
-        now: SystemTime,
-    ) -> Result<Rendered, TextError> {
+    pub fn render_at(&self, request: &ChatRequest, now: SystemTime) -> Result<Rendered, TextError> {
         let mut marks = self.source_marks;
         marks.note_request(request);
         let breaker = marks.pick().ok_or(TextError::NoMarkerLeft)?;
         let end = marks.pick().ok_or(TextError::NoMarkerLeft)?;
         let variables = Variables {
             request,
-            bos: self.bos.as_deref(),
-            eos: self.eos.as_deref(),
-            specials: tokenizer.special_spellings(),
+            bos: self.ends.bos.as_deref(),
+            eos: self.ends.eos.as_deref(),
+            specials: self.tokenizer.special_spellings(),
             breaker,
             end,
             now,

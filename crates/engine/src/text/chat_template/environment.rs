@@ -25,6 +25,7 @@ pub(crate) fn new(max_fuel: u64, max_recursion: usize) -> Environment<'static> {
     environment.set_recursion_limit(max_recursion);
     environment.set_unknown_method_callback(pycompat::unknown_method_callback);
     environment.add_filter("tojson", tojson);
+    environment.add_test("iterable", is_iterable);
     environment.add_function("raise_exception", raise_exception);
     environment
 }
@@ -50,6 +51,11 @@ pub(crate) fn without_generation_tags(source: &str) -> String {
     }
     rewritten.push_str(rest);
     rewritten
+}
+
+/// As in Jinja, undefined values count and `none` does not: templates ask before they take the length of `tools`.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
