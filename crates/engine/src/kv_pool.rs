@@ -145,7 +145,9 @@ mod tests {
             let config = config(3);
             let mut pool = KvPool::new(&config, kv_type, 5);
             let layers = pool.layers_mut().iter();
-            let bytes: usize = layers.map(|l| num_bytes(&l.keys) + num_bytes(&l.values)).sum();
+            let bytes: usize = layers
+                .map(|l| num_bytes(&l.keys) + num_bytes(&l.values))
+                .sum();
             let planned = kv_type.bytes_per_token(&config) * 5 * u64::from(BLOCK_SIZE);
             assert_eq!(bytes as u64, planned, "{kv_type:?}");
         }

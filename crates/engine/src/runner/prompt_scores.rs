@@ -66,10 +66,6 @@ fn score_token(
     target: TokenId,
     num_top: u32,
 ) -> Result<PositionLogprobs, RowError> {
-    if target.0 as usize >= logits.len() {
-        let message = format!("prompt token {} is outside the vocabulary", target.0);
-        return Err(RowError::Inconsistent(message));
-    }
     if !logits.iter().all(|logit| logit.is_finite()) {
         return Err(RowError::NonFiniteLogits);
     }
