@@ -5,7 +5,7 @@
 //! through [`Llm`].
 
 pub mod config;
-pub mod driver;
+pub(crate) mod driver;
 pub mod fetch;
 pub mod forward_batch;
 pub mod handle;

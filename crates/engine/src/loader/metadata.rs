@@ -31,6 +31,24 @@ pub enum MetadataValue {
     Texts(Vec<String>),
 }
 
+impl MetadataValue {
+    /// Elements of an array, 1 for anything else.
+    pub fn num_values(&self) -> usize {
+        match self {
+            MetadataValue::Unsigned(_)
+            | MetadataValue::Signed(_)
+            | MetadataValue::Float(_)
+            | MetadataValue::Bool(_)
+            | MetadataValue::Text(_) => 1,
+            MetadataValue::Unsigneds(values) => values.len(),
+            MetadataValue::Signeds(values) => values.len(),
+            MetadataValue::Floats(values) => values.len(),
+            MetadataValue::Bools(values) => values.len(),
+            MetadataValue::Texts(values) => values.len(),
+        }
+    }
+}
+
 impl Metadata {
     /// The value under `key`, if any.
     pub fn get(&self, key: &str) -> Option<&MetadataValue> {
@@ -76,6 +94,14 @@ impl Metadata {
     pub fn texts(&self, key: &str) -> Option<&[String]> {
         match self.get(key)? {
             MetadataValue::Texts(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// An array of truth values.
+    pub fn bools(&self, key: &str) -> Option<&[bool]> {
+        match self.get(key)? {
+            MetadataValue::Bools(values) => Some(values),
             _ => None,
         }
     }
