@@ -12,10 +12,12 @@ pub mod plan;
 pub mod ports;
 pub mod radix_cache;
 pub mod request;
+pub mod roster;
 pub mod scheduler;
 pub mod sequence;
 pub mod stats;
 pub mod time;
+pub mod waiting_queue;
 
 pub use config::{ConfigError, SchedulerConfig};
 pub use plan::{
@@ -27,4 +29,6 @@ pub use request::{
     CacheSalt, DeadlineKind, Deadlines, FinishReason, Request, RequestId, RowError, SamplingParams,
     SequenceId, StopCause, StopConditions, TokenId,
 };
+pub use scheduler::{AddError, ForkError, Scheduler};
+pub use stats::{BlockCounts, Counters, SchedulerStats};
 pub use time::{Span, Timestamp};
