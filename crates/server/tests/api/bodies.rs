@@ -4,7 +4,13 @@ use serde_json::{Value, json};
 
 use crate::server::{Server, chat_body, merge, read_answer};
 
-async fn refused(server: &Server, path: &str, body: impl Into<reqwest::Body>, status: u16, param: Option<&str>) {
+async fn refused(
+    server: &Server,
+    path: &str,
+    body: impl Into<reqwest::Body>,
+    status: u16,
+    param: Option<&str>,
+) {
     let answer = server.post_text(path, body).await;
     assert_eq!(answer.status, status, "{:.300}", answer.text);
     let error = &answer.json()["error"];
@@ -21,14 +27,38 @@ const COMPLETIONS: &str = "/v1/completions";
 #[tokio::test]
 async fn bodies_that_are_no_json_object() {
     let server = Server::start(&[]);
-    for body in ["", "x", "[]", "7", "null", "{", "{\"messages\"", "\"x\"", "{}}"] {
+    for body in [
+        "",
+        "x",
+        "[]",
+        "7",
+        "null",
+        "{",
+        "{\"messages\"",
+        "\"x\"",
+        "{}}",
+    ] {
         for path in [CHAT, COMPLETIONS, "/tokenize", "/detokenize"] {
             let answer = server.post_text(path, body).await;
             assert_eq!(answer.status, 400, "{path} {body}");
         }
     }
-    refused(&server, CHAT, b"{\"messages\":\"\xff\xfe\"}".to_vec(), 400, None).await;
-    refused(&server, CHAT, "{\"messages\":\"\\ud800\"}", 400, Some("messages")).await;
+    refused(
+        &server,
+        CHAT,
+        b"{\"messages\":\"\xff\xfe\"}".to_vec(),
+        400,
+        None,
+    )
+    .await;
+    refused(
+        &server,
+        CHAT,
+        "{\"messages\":\"\\ud800\"}",
+        400,
+        Some("messages"),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -47,12 +77,40 @@ async fn lists_are_bounded() {
     let server = Server::start(&[]);
     let list = |count: usize, element: &str| format!("[{}]", vec![element; count].join(","));
     let message = "{\"role\":\"user\",\"content\":\"a\"}";
-    refused(&server, CHAT, format!("{{\"messages\":{}}}", list(100_000, message)), 400, Some("messages")).await;
+    refused(
+        &server,
+        CHAT,
+        format!("{{\"messages\":{}}}", list(100_000, message)),
+        400,
+        Some("messages"),
+    )
+    .await;
     let stop = format!("{{\"prompt\":\"a\",\"stop\":{}}}", list(100_000, "\"x\""));
     refused(&server, COMPLETIONS, stop, 400, Some("stop")).await;
-    refused(&server, COMPLETIONS, format!("{{\"prompt\":{}}}", list(10_000, "\"a\"")), 400, Some("prompt")).await;
-    refused(&server, COMPLETIONS, format!("{{\"prompt\":{}}}", list(33, "\"a\"")), 400, Some("prompt")).await;
-    refused(&server, COMPLETIONS, format!("{{\"prompt\":{}}}", list(2_000_000, "1")), 400, Some("prompt")).await;
+    refused(
+        &server,
+        COMPLETIONS,
+        format!("{{\"prompt\":{}}}", list(10_000, "\"a\"")),
+        400,
+        Some("prompt"),
+    )
+    .await;
+    refused(
+        &server,
+        COMPLETIONS,
+        format!("{{\"prompt\":{}}}", list(33, "\"a\"")),
+        400,
+        Some("prompt"),
+    )
+    .await;
+    refused(
+        &server,
+        COMPLETIONS,
+        format!("{{\"prompt\":{}}}", list(2_000_000, "1")),
+        400,
+        Some("prompt"),
+    )
+    .await;
     let ids: Vec<String> = (0..300_000).map(|id| format!("\"{id}\":1")).collect();
     let bias = format!("{{\"prompt\":\"a\",\"logit_bias\":{{{}}}}}", ids.join(","));
     refused(&server, COMPLETIONS, bias, 400, Some("logit_bias")).await;
@@ -72,8 +130,11 @@ async fn a_body_over_the_limit_is_told_so() {
     assert!(body.len() > 8 << 20);
     refused(&server, COMPLETIONS, body.clone(), 413, None).await;
     // Without a length.
-    let pieces: Vec<Result<Vec<u8>, std::io::Error>> =
-        body.into_bytes().chunks(100_000).map(|piece| Ok(piece.to_vec())).collect();
+    let pieces: Vec<Result<Vec<u8>, std::io::Error>> = body
+        .into_bytes()
+        .chunks(100_000)
+        .map(|piece| Ok(piece.to_vec()))
+        .collect();
     let stream = reqwest::Body::wrap_stream(futures_util::stream::iter(pieces));
     refused(&server, COMPLETIONS, stream, 413, None).await;
     assert_eq!(server.complete(json!({})).await.status, 200);
@@ -84,13 +145,34 @@ async fn prompts_that_can_never_fit() {
     let server = Server::start(&["--max-context", "64"]);
     let long = "a".repeat(100);
     for (path, fields, param) in [
-        (COMPLETIONS, json!({"prompt": long, "max_tokens": 1}), "prompt"),
-        (COMPLETIONS, json!({"prompt": "a", "max_tokens": 64}), "max_tokens"),
-        (CHAT, json!({"messages": [{"role": "user", "content": long}]}), "messages"),
-        (COMPLETIONS, json!({"prompt": "a".repeat(7 << 20)}), "prompt"),
+        (
+            COMPLETIONS,
+            json!({"prompt": long, "max_tokens": 1}),
+            "prompt",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": "a", "max_tokens": 64}),
+            "max_tokens",
+        ),
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": long}]}),
+            "messages",
+        ),
+        (
+            COMPLETIONS,
+            json!({"prompt": "a".repeat(7 << 20)}),
+            "prompt",
+        ),
     ] {
         let answer = server.post(path, fields).await;
-        assert_eq!((answer.status, answer.code().as_str()), (400, "context_length_exceeded"), "{}", answer.text);
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (400, "context_length_exceeded"),
+            "{}",
+            answer.text
+        );
         assert_eq!(answer.param().as_deref(), Some(param));
     }
 }
@@ -103,7 +185,10 @@ async fn only_plain_json_is_taken() {
         vec![("content-type", "text/plain")],
         vec![("content-type", "application/x-www-form-urlencoded")],
         vec![],
-        vec![("content-type", "application/json"), ("content-encoding", "gzip")],
+        vec![
+            ("content-type", "application/json"),
+            ("content-encoding", "gzip"),
+        ],
     ] {
         let mut request = server.client().post(server.url(CHAT)).body(body.clone());
         for (name, value) in &headers {
@@ -132,7 +217,12 @@ async fn unknown_fields_are_listed_everywhere() {
     assert!(server.log().contains("unknown field zeta was ignored"));
     let streamed = server.chat(merge(fields, json!({"stream": true}))).await;
     assert_eq!(streamed.header("x-millpond-warnings"), expected.join("; "));
-    let first = streamed.text.lines().next().and_then(|line| line.strip_prefix("data: ")).expect("an event");
+    let first = streamed
+        .text
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("data: "))
+        .expect("an event");
     let first: Value = serde_json::from_str(first).expect("JSON");
     assert_eq!(first["warnings"], json!(expected));
 }
@@ -142,17 +232,30 @@ async fn unknown_fields_are_refused_when_strict() {
     let server = Server::start(&["--strict"]);
     for (path, body, param) in [
         (CHAT, chat_body(json!({"zeta": 1})), "zeta"),
-        (CHAT, chat_body(json!({"messages": [{"role": "user", "content": "a", "mood": 1}]})), "messages[0].mood"),
+        (
+            CHAT,
+            chat_body(json!({"messages": [{"role": "user", "content": "a", "mood": 1}]})),
+            "messages[0].mood",
+        ),
         (COMPLETIONS, json!({"prompt": "a", "zeta": 1}), "zeta"),
         ("/tokenize", json!({"prompt": "a", "zeta": 1}), "zeta"),
         ("/detokenize", json!({"tokens": [], "zeta": 1}), "zeta"),
-        ("/v1/completions/render", json!({"prompt": "a", "zeta": 1}), "zeta"),
+        (
+            "/v1/completions/render",
+            json!({"prompt": "a", "zeta": 1}),
+            "zeta",
+        ),
     ] {
         let answer = server.post(path, body).await;
-        assert_eq!((answer.status, answer.code().as_str()), (400, "unknown_parameter"), "{path}");
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (400, "unknown_parameter"),
+            "{path}"
+        );
         assert_eq!(answer.param().as_deref(), Some(param));
     }
-    let accepted = json!({"user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "store": false});
+    let accepted =
+        json!({"user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "store": false});
     assert_eq!(server.chat(accepted).await.status, 200);
 }
 
@@ -163,7 +266,10 @@ async fn known_fields_that_cannot_be_honoured_are_refused_by_name() {
     for (fields, param) in [
         (json!({"tools": tool}), "tools"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
         (json!({"regex": "a+"}), "regex"),
         (json!({"guided_json": {}}), "guided_json"),
         (json!({"typical_p": 0.5}), "typical_p"),
@@ -174,19 +280,30 @@ async fn known_fields_that_cannot_be_honoured_are_refused_by_name() {
         (json!({"suffix": "x"}), "suffix"),
         (json!({"logits_processors": ["x"]}), "logits_processors"),
         (json!({"chat_template": "x"}), "chat_template"),
-        (json!({"chat_template_kwargs": {"tokenize": true}}), "chat_template_kwargs.tokenize"),
+        (
+            json!({"chat_template_kwargs": {"tokenize": true}}),
+            "chat_template_kwargs.tokenize",
+        ),
         (json!({"audio": {"voice": "x"}}), "audio"),
         (json!({"reasoning_effort": "high"}), "reasoning_effort"),
         (json!({"echo": true}), "echo"),
         (json!({"top_logprobs": 1}), "top_logprobs"),
-        (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+        (
+            json!({"stream_options": {"include_usage": true}}),
+            "stream_options",
+        ),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
             "messages[0].content[0].type",
         ),
     ] {
         let answer = server.chat(fields).await;
-        assert_eq!((answer.status, answer.param().as_deref()), (400, Some(param)), "{}", answer.text);
+        assert_eq!(
+            (answer.status, answer.param().as_deref()),
+            (400, Some(param)),
+            "{}",
+            answer.text
+        );
     }
 }
 
@@ -201,10 +318,18 @@ async fn hostile_bodies_do_not_touch_innocent_streams() {
         }))
     };
     let texts = |answers: Vec<crate::server::Answer>| -> Vec<_> {
-        let told = |answer| crate::stream::check(answer, crate::stream::Kind::Chat, 1, crate::stream::UsageAsked::Never);
+        let told = |answer| {
+            crate::stream::check(
+                answer,
+                crate::stream::Kind::Chat,
+                1,
+                crate::stream::UsageAsked::Never,
+            )
+        };
         answers.iter().map(|answer| told(answer).texts).collect()
     };
-    let run = || futures_util::future::join_all((0..8).map(|index| server.post(CHAT, innocent(index))));
+    let run =
+        || futures_util::future::join_all((0..8).map(|index| server.post(CHAT, innocent(index))));
     let control = texts(run().await);
     let hostile = async {
         for body in [

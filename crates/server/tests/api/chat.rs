@@ -31,9 +31,13 @@ async fn the_official_types_decode_answers_and_chunks() {
     let server = Server::start(&[]);
     let fields = json!({"logprobs": true, "top_logprobs": 2, "n": 2, "return_token_ids": true, "unknown": 1});
     let answer = server.chat(fields.clone()).await;
-    let decoded: CreateChatCompletionResponse = serde_json::from_str(&answer.text).expect("decodes");
+    let decoded: CreateChatCompletionResponse =
+        serde_json::from_str(&answer.text).expect("decodes");
     assert_eq!(decoded.choices.len(), 2);
-    let logprobs = decoded.choices[0].logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref());
+    let logprobs = decoded.choices[0]
+        .logprobs
+        .as_ref()
+        .and_then(|logprobs| logprobs.content.as_ref());
     assert_eq!(logprobs.map(Vec::len), Some(8));
     let mut body = chat_body(fields);
     body["stream"] = json!(true);
@@ -61,8 +65,14 @@ async fn a_seed_that_was_minted_gives_the_same_answer_again() {
 #[tokio::test]
 async fn logprobs_have_a_position_per_token() {
     let server = Server::start(&[]);
-    let json = server.chat(json!({"logprobs": true, "top_logprobs": 3})).await.json();
-    let content = json["choices"][0]["logprobs"]["content"].as_array().expect("positions").clone();
+    let json = server
+        .chat(json!({"logprobs": true, "top_logprobs": 3}))
+        .await
+        .json();
+    let content = json["choices"][0]["logprobs"]["content"]
+        .as_array()
+        .expect("positions")
+        .clone();
     assert_eq!(content.len(), 8);
     for position in &content {
         assert!(position["logprob"].as_f64().expect("a number") <= 0.0);
@@ -70,7 +80,10 @@ async fn logprobs_have_a_position_per_token() {
         assert!(position["bytes"].is_array() && position["token"].is_string());
     }
     let without = server.chat(json!({"logprobs": true})).await.json();
-    assert_eq!(without["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
+    assert_eq!(
+        without["choices"][0]["logprobs"]["content"][0]["top_logprobs"],
+        json!([])
+    );
     let none = server.chat(json!({})).await.json();
     assert_eq!(none["choices"][0]["logprobs"], Value::Null);
 }
@@ -79,36 +92,66 @@ async fn logprobs_have_a_position_per_token() {
 async fn a_stop_string_is_reported_and_left_out() {
     let server = Server::start(&[]);
     let plain = server.chat(json!({"max_tokens": 20})).await.json();
-    let text = plain["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+    let text = plain["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text")
+        .to_owned();
     let stop: String = text.chars().skip(4).take(2).collect();
-    let stopped = server.chat(json!({"max_tokens": 20, "stop": stop})).await.json();
+    let stopped = server
+        .chat(json!({"max_tokens": 20, "stop": stop}))
+        .await
+        .json();
     let choice = &stopped["choices"][0];
     let expected: String = text.chars().take(4).collect();
     assert_eq!(choice["message"]["content"], expected);
-    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), &json!(stop)));
+    assert_eq!(
+        (&choice["finish_reason"], &choice["stop_reason"]),
+        (&json!("stop"), &json!(stop))
+    );
 }
 
 #[tokio::test]
 async fn tokens_and_prompt_logprobs_when_asked_for() {
     let server = Server::start(&[]);
-    let json = server.chat(json!({"return_token_ids": true, "prompt_logprobs": 1})).await.json();
+    let json = server
+        .chat(json!({"return_token_ids": true, "prompt_logprobs": 1}))
+        .await
+        .json();
     let prompt = json["prompt_token_ids"].as_array().expect("tokens").len();
     assert_eq!(json["usage"]["prompt_tokens"], prompt);
-    assert_eq!(json["choices"][0]["token_ids"].as_array().map(Vec::len), Some(8));
+    assert_eq!(
+        json["choices"][0]["token_ids"].as_array().map(Vec::len),
+        Some(8)
+    );
     let positions = json["prompt_logprobs"].as_array().expect("positions");
     assert_eq!(positions.len(), prompt);
     assert_eq!(positions[0], Value::Null);
-    let entry = positions[1].as_object().and_then(|entries| entries.values().next()).expect("an entry");
-    assert!(entry["rank"].is_u64() && entry["logprob"].is_number() && entry["decoded_token"].is_string());
+    let entry = positions[1]
+        .as_object()
+        .and_then(|entries| entries.values().next())
+        .expect("an entry");
+    assert!(
+        entry["rank"].is_u64()
+            && entry["logprob"].is_number()
+            && entry["decoded_token"].is_string()
+    );
 }
 
 #[tokio::test]
 async fn both_names_of_the_token_limit_are_known() {
     let server = Server::start(&[]);
-    let json = server.chat(json!({"max_tokens": 20, "max_completion_tokens": 3})).await.json();
+    let json = server
+        .chat(json!({"max_tokens": 20, "max_completion_tokens": 3}))
+        .await
+        .json();
     assert_eq!(json["usage"]["completion_tokens"], 3);
-    let refused = server.chat(json!({"max_completion_tokens": 1_000_000})).await;
-    assert_eq!((refused.status, refused.param().as_deref()), (400, Some("max_completion_tokens")));
+    let refused = server
+        .chat(json!({"max_completion_tokens": 1_000_000}))
+        .await;
+    assert_eq!(
+        (refused.status, refused.param().as_deref()),
+        (400, Some("max_completion_tokens"))
+    );
     assert_eq!(refused.code(), "context_length_exceeded");
 }
 
@@ -142,6 +185,9 @@ async fn concurrent_streams_say_what_single_ones_say() {
     let answers = (0..16).map(|index| server.post("/v1/chat/completions", body(index)));
     let together = futures_util::future::join_all(answers).await;
     for (alone, answer) in alone.iter().zip(&together) {
-        assert_eq!(*alone, check(answer, Kind::Chat, 1, UsageAsked::Never).texts);
+        assert_eq!(
+            *alone,
+            check(answer, Kind::Chat, 1, UsageAsked::Never).texts
+        );
     }
 }

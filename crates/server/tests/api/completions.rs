@@ -8,16 +8,26 @@ use crate::stream::events;
 
 fn texts(json: &Value) -> Vec<&str> {
     let choices = json["choices"].as_array().expect("choices");
-    let indices: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64()).collect();
+    let indices: Vec<_> = choices
+        .iter()
+        .map(|choice| choice["index"].as_u64())
+        .collect();
     let expected: Vec<_> = (0..choices.len() as u64).map(Some).collect();
     assert_eq!(indices, expected, "choices are numbered");
-    choices.iter().map(|choice| choice["text"].as_str().expect("text")).collect()
+    choices
+        .iter()
+        .map(|choice| choice["text"].as_str().expect("text"))
+        .collect()
 }
 
 #[tokio::test]
 async fn every_form_of_prompt_is_the_same_prompt() {
     let server = Server::start(&[]);
-    let tokens = server.post("/tokenize", json!({"prompt": "abc"})).await.json()["tokens"].clone();
+    let tokens = server
+        .post("/tokenize", json!({"prompt": "abc"}))
+        .await
+        .json()["tokens"]
+        .clone();
     let expected = server.complete(json!({"prompt": "abc"})).await.json()["choices"].clone();
     for prompt in [json!(["abc"]), tokens.clone(), json!([tokens])] {
         let answer = server.complete(json!({"prompt": prompt})).await.json();
@@ -40,15 +50,26 @@ async fn a_list_of_prompts_with_several_choices_each() {
     let together = server.complete(fields).await.json();
     let expected: Vec<&str> = alone.iter().flat_map(texts).collect();
     assert_eq!(texts(&together), expected);
-    let sum = |name: &str| alone.iter().filter_map(|json| json["usage"][name].as_u64()).sum::<u64>();
+    let sum = |name: &str| {
+        alone
+            .iter()
+            .filter_map(|json| json["usage"][name].as_u64())
+            .sum::<u64>()
+    };
     assert_eq!(together["usage"]["prompt_tokens"], sum("prompt_tokens"));
-    assert_eq!(together["usage"]["completion_tokens"], sum("completion_tokens"));
+    assert_eq!(
+        together["usage"]["completion_tokens"],
+        sum("completion_tokens")
+    );
 }
 
 #[tokio::test]
 async fn sixteen_tokens_unless_told_otherwise() {
     let server = Server::start(&[]);
-    let answer = server.post("/v1/completions", json!({"prompt": "abc"})).await.json();
+    let answer = server
+        .post("/v1/completions", json!({"prompt": "abc"}))
+        .await
+        .json();
     assert_eq!(answer["usage"]["completion_tokens"], 16);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
 }
@@ -57,10 +78,19 @@ async fn sixteen_tokens_unless_told_otherwise() {
 async fn echo_repeats_the_prompt_before_every_choice() {
     let server = Server::start(&[]);
     let plain = server.complete(json!({"n": 2, "seed": 1})).await.json();
-    let echoed = server.complete(json!({"n": 2, "seed": 1, "echo": true})).await.json();
-    let expected: Vec<String> = texts(&plain).iter().map(|text| format!("abc{text}")).collect();
+    let echoed = server
+        .complete(json!({"n": 2, "seed": 1, "echo": true}))
+        .await
+        .json();
+    let expected: Vec<String> = texts(&plain)
+        .iter()
+        .map(|text| format!("abc{text}"))
+        .collect();
     assert_eq!(texts(&echoed), expected);
-    let only = server.complete(json!({"echo": true, "max_tokens": 0})).await.json();
+    let only = server
+        .complete(json!({"echo": true, "max_tokens": 0}))
+        .await
+        .json();
     assert_eq!(texts(&only), ["abc"]);
     assert_eq!(only["usage"]["completion_tokens"], 0);
     assert_eq!(only["choices"][0]["finish_reason"], "length");
@@ -87,7 +117,10 @@ async fn legacy_logprobs_have_their_shape() {
     }
     let chars: Vec<char> = choice.text.chars().collect();
     for (offset, token) in logprobs.text_offset.iter().zip(&logprobs.tokens) {
-        let at_offset: String = chars[*offset as usize..].iter().take(token.chars().count()).collect();
+        let at_offset: String = chars[*offset as usize..]
+            .iter()
+            .take(token.chars().count())
+            .collect();
         assert_eq!(at_offset, *token);
     }
     let none = server.complete(json!({})).await.json();
@@ -112,18 +145,29 @@ async fn chunks_decode_and_carry_the_same_logprobs() {
             tokens.extend(logprobs.tokens.clone());
         }
     }
-    assert_eq!(whole["choices"][0]["logprobs"]["text_offset"], json!(offsets));
+    assert_eq!(
+        whole["choices"][0]["logprobs"]["text_offset"],
+        json!(offsets)
+    );
     assert_eq!(whole["choices"][0]["logprobs"]["tokens"], json!(tokens));
 }
 
 #[tokio::test]
 async fn token_ids_and_prompt_logprobs_lie_in_the_choice() {
     let server = Server::start(&[]);
-    let json = server.complete(json!({"return_token_ids": true, "prompt_logprobs": 1})).await.json();
+    let json = server
+        .complete(json!({"return_token_ids": true, "prompt_logprobs": 1}))
+        .await
+        .json();
     let choice = &json["choices"][0];
     assert_eq!(choice["prompt_token_ids"].as_array().map(Vec::len), Some(3));
     assert_eq!(choice["token_ids"].as_array().map(Vec::len), Some(8));
     assert_eq!(choice["prompt_logprobs"].as_array().map(Vec::len), Some(3));
-    let refused = server.complete(json!({"prompt_logprobs": 1, "stream": true})).await;
-    assert_eq!((refused.status, refused.param().as_deref()), (400, Some("prompt_logprobs")));
+    let refused = server
+        .complete(json!({"prompt_logprobs": 1, "stream": true}))
+        .await;
+    assert_eq!(
+        (refused.status, refused.param().as_deref()),
+        (400, Some("prompt_logprobs"))
+    );
 }

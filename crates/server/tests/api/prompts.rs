@@ -8,12 +8,24 @@ use crate::server::Server;
 async fn tokenize_and_detokenize_are_inverse() {
     let server = Server::start(&[]);
     let text = "héllo\u{1F600}";
-    let encoded = server.post("/tokenize", json!({"prompt": text, "return_token_strs": true})).await.json();
+    let encoded = server
+        .post(
+            "/tokenize",
+            json!({"prompt": text, "return_token_strs": true}),
+        )
+        .await
+        .json();
     let tokens = encoded["tokens"].as_array().expect("tokens");
     assert_eq!(encoded["count"], tokens.len());
-    assert_eq!(encoded["token_strs"].as_array().map(Vec::len), Some(tokens.len()));
+    assert_eq!(
+        encoded["token_strs"].as_array().map(Vec::len),
+        Some(tokens.len())
+    );
     assert!(encoded["max_model_len"].as_u64().expect("a length") > 0);
-    let decoded = server.post("/detokenize", json!({"tokens": tokens})).await.json();
+    let decoded = server
+        .post("/detokenize", json!({"tokens": tokens}))
+        .await
+        .json();
     assert_eq!(decoded["prompt"], text);
 }
 
@@ -22,10 +34,18 @@ async fn a_conversation_is_tokenized_as_it_is_rendered() {
     let server = Server::start(&[]);
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     let encoded = server.post("/tokenize", chat.clone()).await.json();
-    let rendered = server.post("/v1/chat/completions/render", chat).await.json();
+    let rendered = server
+        .post("/v1/chat/completions/render", chat)
+        .await
+        .json();
     assert_eq!(encoded["tokens"], rendered["token_ids"]);
     assert!(rendered["prompt"].as_str().expect("text").contains("hi"));
-    assert!(rendered["request_id"].as_str().expect("an id").starts_with("chatcmpl-"));
+    assert!(
+        rendered["request_id"]
+            .as_str()
+            .expect("an id")
+            .starts_with("chatcmpl-")
+    );
     assert_eq!(rendered["model"], "mock");
 }
 
@@ -45,16 +65,45 @@ async fn prompts_are_rendered_as_a_list() {
 #[tokio::test]
 async fn ids_that_no_token_has_are_refused() {
     let server = Server::start(&[]);
-    for id in ["-1", "4294967296", "9223372036854775808", "100000", "1.5", "\"1\"", "NaN"] {
+    for id in [
+        "-1",
+        "4294967296",
+        "9223372036854775808",
+        "100000",
+        "1.5",
+        "\"1\"",
+        "NaN",
+    ] {
         for (path, body, param) in [
             ("/detokenize", format!("{{\"tokens\":[{id}]}}"), "tokens"),
-            ("/v1/completions", format!("{{\"prompt\":[1,{id}]}}"), "prompt"),
-            ("/v1/completions", format!("{{\"prompt\":[[{id}]]}}"), "prompt"),
-            ("/v1/completions", format!("{{\"prompt\":\"a\",\"stop_token_ids\":[{id}]}}"), "stop_token_ids"),
-            ("/v1/completions", format!("{{\"prompt\":\"a\",\"allowed_token_ids\":[{id}]}}"), "allowed_token_ids"),
+            (
+                "/v1/completions",
+                format!("{{\"prompt\":[1,{id}]}}"),
+                "prompt",
+            ),
+            (
+                "/v1/completions",
+                format!("{{\"prompt\":[[{id}]]}}"),
+                "prompt",
+            ),
+            (
+                "/v1/completions",
+                format!("{{\"prompt\":\"a\",\"stop_token_ids\":[{id}]}}"),
+                "stop_token_ids",
+            ),
+            (
+                "/v1/completions",
+                format!("{{\"prompt\":\"a\",\"allowed_token_ids\":[{id}]}}"),
+                "allowed_token_ids",
+            ),
         ] {
             let answer = server.post_text(path, body.clone()).await;
-            assert_eq!((answer.status, answer.param().as_deref()), (400, Some(param)), "{body}: {}", answer.text);
+            assert_eq!(
+                (answer.status, answer.param().as_deref()),
+                (400, Some(param)),
+                "{body}: {}",
+                answer.text
+            );
         }
     }
 }

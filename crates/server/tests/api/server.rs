@@ -30,8 +30,7 @@ pub struct Answer {
 impl Answer {
     /// The body as JSON.
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.text)
-            .unwrap_or_else(|error| panic!("{error}: {}", self.text))
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
     /// A header as text; empty when absent.
@@ -47,7 +46,10 @@ impl Answer {
 
     /// The code of an error.
     pub fn code(&self) -> String {
-        self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+        self.json()["error"]["code"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
@@ -66,13 +68,27 @@ impl Server {
             .expect("the binary starts");
         let mut line = String::new();
         let stdout = process.stdout.take().expect("stdout is a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("a first line");
-        let address = line.trim().rsplit("http://").next().and_then(|text| text.parse().ok());
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("a first line");
+        let address = line
+            .trim()
+            .rsplit("http://")
+            .next()
+            .and_then(|text| text.parse().ok());
         let Some(address) = address else {
             let _ = process.kill();
-            panic!("no address in {line:?}; {}", read(folder.path().join("log")));
+            panic!(
+                "no address in {line:?}; {}",
+                read(folder.path().join("log"))
+            );
         };
-        Server { process, address, folder, client: reqwest::Client::new() }
+        Server {
+            process,
+            address,
+            folder,
+            client: reqwest::Client::new(),
+        }
     }
 
     /// `http://…` with this path.
@@ -99,7 +115,10 @@ impl Server {
 
     /// Sends text as it is.
     pub async fn post_text(&self, path: &str, body: impl Into<reqwest::Body>) -> Answer {
-        let request = self.client.post(self.url(path)).header("content-type", "application/json");
+        let request = self
+            .client
+            .post(self.url(path))
+            .header("content-type", "application/json");
         read_answer(request.body(body)).await
     }
 
@@ -120,14 +139,19 @@ impl Server {
 
     /// A short completion with these fields besides.
     pub async fn complete(&self, fields: Value) -> Answer {
-        self.post("/v1/completions", merge(json!({"prompt": "abc", "max_tokens": 8}), fields)).await
+        self.post(
+            "/v1/completions",
+            merge(json!({"prompt": "abc", "max_tokens": 8}), fields),
+        )
+        .await
     }
 
     /// The value of a metric's only series.
     pub async fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").await.text;
         let series = text.lines().find(|line| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with(['{', ' ']))
         });
         let value = series.and_then(|line| line.rsplit(' ').next()?.parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {text}"))
@@ -149,7 +173,9 @@ impl Server {
     /// Sends a signal, by the name that `kill` knows.
     pub fn signal(&self, name: &str) {
         let pid = self.process.id().to_string();
-        let status = Command::new("kill").args([&format!("-{name}"), &pid]).status();
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &pid])
+            .status();
         assert!(status.expect("kill runs").success());
     }
 
@@ -160,7 +186,11 @@ impl Server {
             if let Some(status) = self.process.try_wait().expect("our own process") {
                 return status;
             }
-            assert!(Instant::now() < end, "the server does not end; {}", self.log());
+            assert!(
+                Instant::now() < end,
+                "the server does not end; {}",
+                self.log()
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -186,7 +216,10 @@ pub async fn read_answer(request: reqwest::RequestBuilder) -> Answer {
 
 /// A short chat with these fields besides.
 pub fn chat_body(fields: Value) -> Value {
-    merge(json!({"messages": [{"role": "user", "content": "abc"}], "max_tokens": 8}), fields)
+    merge(
+        json!({"messages": [{"role": "user", "content": "abc"}], "max_tokens": 8}),
+        fields,
+    )
 }
 
 /// Fields of `right` over those of `left`.

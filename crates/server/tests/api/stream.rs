@@ -33,10 +33,24 @@ pub enum UsageAsked {
 /// The data of the events of a stream, in order.
 pub fn events(answer: &Answer) -> Vec<String> {
     assert_eq!(answer.status, 200, "{}", answer.text);
-    assert!(answer.header("content-type").starts_with("text/event-stream"));
+    assert!(
+        answer
+            .header("content-type")
+            .starts_with("text/event-stream")
+    );
     assert!(answer.text.ends_with("\n\n"), "the last event is whole");
-    let event = |event: &str| event.strip_prefix("data: ").expect("an event of data").to_owned();
-    answer.text.trim_end_matches("\n\n").split("\n\n").map(event).collect()
+    let event = |event: &str| {
+        event
+            .strip_prefix("data: ")
+            .expect("an event of data")
+            .to_owned()
+    };
+    answer
+        .text
+        .trim_end_matches("\n\n")
+        .split("\n\n")
+        .map(event)
+        .collect()
 }
 
 /// Runs the automaton over a stream of `num_choices` that came to its own end.
@@ -64,7 +78,11 @@ pub fn check(answer: &Answer, kind: Kind, num_choices: u64, usage: UsageAsked) -
         told.chunks.push(chunk);
     }
     assert_eq!(told.usage.is_some(), usage != UsageAsked::Never);
-    assert_eq!(told.finish_reasons.len() as u64, num_choices, "every choice ends");
+    assert_eq!(
+        told.finish_reasons.len() as u64,
+        num_choices,
+        "every choice ends"
+    );
     told
 }
 
@@ -87,17 +105,27 @@ fn check_usage(chunk: &Value, usage: UsageAsked) {
 impl Told {
     fn step(&mut self, choice: &Value, kind: Kind) {
         let index = choice["index"].as_u64().expect("an index");
-        assert!(!self.finish_reasons.contains_key(&index), "nothing follows a finish: {choice}");
+        assert!(
+            !self.finish_reasons.contains_key(&index),
+            "nothing follows a finish: {choice}"
+        );
         if kind == Kind::Chat {
             let is_first = !self.texts.contains_key(&index);
             let role = choice["delta"].get("role");
-            assert_eq!(role, is_first.then_some(&json!("assistant")), "the role comes first, once");
+            assert_eq!(
+                role,
+                is_first.then_some(&json!("assistant")),
+                "the role comes first, once"
+            );
         }
         let text = match kind {
             Kind::Chat => &choice["delta"]["content"],
             Kind::Completion => &choice["text"],
         };
-        self.texts.entry(index).or_default().push_str(text.as_str().unwrap_or_default());
+        self.texts
+            .entry(index)
+            .or_default()
+            .push_str(text.as_str().unwrap_or_default());
         match &choice["finish_reason"] {
             Value::Null => {}
             Value::String(reason) => {
@@ -141,7 +169,10 @@ async fn compare(server: &Server, kind: Kind, fields: Value, usage: UsageAsked) 
             Kind::Chat => &choice["message"]["content"],
             Kind::Completion => &choice["text"],
         };
-        assert_eq!(Some(text.as_str().expect("text")), told.texts.get(&index).map(String::as_str));
+        assert_eq!(
+            Some(text.as_str().expect("text")),
+            told.texts.get(&index).map(String::as_str)
+        );
         assert_eq!(choice["finish_reason"], told.finish_reasons[&index]);
     }
     if let Some(usage) = told.usage {
@@ -176,5 +207,11 @@ async fn streams_say_what_whole_answers_say() {
     ] {
         compare(&server, Kind::Completion, fields, UsageAsked::AtEnd).await;
     }
-    compare(&server, Kind::Chat, json!({"logprobs": true, "top_logprobs": 2}), UsageAsked::AtEnd).await;
+    compare(
+        &server,
+        Kind::Chat,
+        json!({"logprobs": true, "top_logprobs": 2}),
+        UsageAsked::AtEnd,
+    )
+    .await;
 }
