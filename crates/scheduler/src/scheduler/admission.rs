@@ -57,7 +57,7 @@ impl Scheduler {
         if self.kv.publishes() && self.may_match(index) {
             let tokens = &mut self.scratch.tokens;
             tokens.clear();
-            sequence.copy_tokens(0..sequence.len() - 1, tokens);
+            sequence.copy_tokens(0..sequence.num_tokens() - 1, tokens);
             let start = &mut self.scratch.start;
             self.kv.find(&sequence.request.salt, tokens, start);
             origin = Origin::Cache;
@@ -90,7 +90,7 @@ impl Scheduler {
                 .num_common(&self.scratch.tokens)
                 .min(home.num_scheduled);
             let num_coming = num_common / block_size * block_size;
-            num_coming.saturating_sub(num_found) * 2 > sequence.len() - num_found
+            num_coming.saturating_sub(num_found) * 2 > sequence.num_tokens() - num_found
         };
         self.flight.rows.iter().any(spares_half)
     }
@@ -105,7 +105,7 @@ impl Scheduler {
     /// Takes blocks for every token of a waiting sequence, beginning with the start found for it.
     fn claim_home(&mut self, index: SequenceIndex) -> Option<(Residence, Option<BlockCopy>)> {
         let sequence = &self.roster.sequences[index];
-        let num_blocks = self.kv.blocks_for(sequence.len());
+        let num_blocks = self.kv.blocks_for(sequence.num_tokens());
         let headroom = self.headroom(index);
         let fits = |left: Option<u32>| left.is_some_and(|left| left >= headroom);
         let start = &mut self.scratch.start;
@@ -127,7 +127,7 @@ impl Scheduler {
             },
             num_computed,
             num_scheduled: num_computed,
-            prefill_end: sequence.len(),
+            prefill_end: sequence.num_tokens(),
         };
         Some((home, copy))
     }
@@ -158,7 +158,7 @@ impl Scheduler {
     /// Blocks that a sequence is expected to take still, and those it takes at the worst.
     fn growth(&self, index: SequenceIndex) -> (u32, u32) {
         let sequence = &self.roster.sequences[index];
-        let num_blocks = self.kv.blocks_for(sequence.len());
+        let num_blocks = self.kv.blocks_for(sequence.num_tokens());
         let worst = self
             .kv
             .blocks_for(sequence.max_len - 1)

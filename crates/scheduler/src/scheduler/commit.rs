@@ -8,6 +8,13 @@ use crate::request::{FinishReason, RowError, TokenId};
 use crate::sequence::{SequenceIndex, stop_string_or};
 use crate::time::Timestamp;
 
+/// A plan and what came of it.
+pub(super) struct Executed<'a> {
+    pub(super) plan: &'a BatchPlan,
+    pub(super) output: &'a ModelOutput,
+    pub(super) now: Timestamp,
+}
+
 /// What a row that did not fail brought.
 struct RowResult<'a> {
     tokens: &'a [TokenId],
@@ -17,22 +24,21 @@ struct RowResult<'a> {
 }
 
 impl Scheduler {
-    /// Settles row `number` of `plan`, which belongs to `index`.
+    /// Settles row `number` of the step, which belongs to `index`.
     pub(super) fn commit_row(
         &mut self,
         index: SequenceIndex,
-        (plan, number): (&BatchPlan, usize),
-        output: &ModelOutput,
-        now: Timestamp,
+        number: usize,
+        step: &Executed<'_>,
         events: &mut Vec<Event>,
     ) {
         if self.has_left(index) {
             return;
         }
-        let row = &plan.rows[number];
+        let (row, now) = (&step.plan.rows[number], step.now);
         let capacity =
             self.roster.sequences[index].running().table.len() as u32 * self.config.block_size;
-        let result = match read_row(row, number, output, capacity) {
+        let result = match read_row(row, number, step.output, capacity) {
             Ok(result) => result,
             Err(error) => return self.fail_row(index, error, now, events),
         };
@@ -76,7 +82,7 @@ impl Scheduler {
         }
         let sequence = &mut self.roster.sequences[index];
         // Keys and values behind a stop are nobody's.
-        let num_computed = (row.first_position + result.num_computed).min(sequence.len());
+        let num_computed = (row.first_position + result.num_computed).min(sequence.num_tokens());
         let home = sequence.status.running_mut();
         home.num_computed = num_computed;
         home.num_scheduled = num_computed;
