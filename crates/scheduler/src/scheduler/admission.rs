@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::Scheduler;
+use super::{Scheduler, Scratch};
 use crate::plan::{BatchPlan, BlockCopy, StartedSequence};
 use crate::sequence::{Residence, SequenceIndex};
 use crate::time::Timestamp;
@@ -50,20 +50,18 @@ impl Scheduler {
     /// Finds what the sequence need not compute: the prefix in the cache, or the prompt of a sibling if
     /// that saves more. At least its last token is left, because the next one follows from it.
     fn find_start(&mut self, index: SequenceIndex) -> Origin {
-        let sequence = &self.roster.sequences[index];
-        let start = &mut self.scratch.start;
         let mut origin = Origin::Nothing;
+        let sequence = &self.roster.sequences[index];
+        let may_match = self.kv.publishes() && self.may_match(index);
+        let Scratch { tokens, start } = &mut self.scratch;
         start.clear();
-        if self.kv.publishes() && self.may_match(index) {
-            let tokens = &mut self.scratch.tokens;
+        if may_match {
             tokens.clear();
             sequence.copy_tokens(0..sequence.num_tokens() - 1, tokens);
-            let start = &mut self.scratch.start;
             self.kv.find(&sequence.request.salt, tokens, start);
             origin = Origin::Cache;
         }
         let num_shareable = sequence.num_prompt() - 1;
-        let start = &mut self.scratch.start;
         if start.num_tokens(self.config.block_size) < num_shareable
             && let Some(sibling) = self.roster.sibling_with_prompt(index)
         {
