@@ -116,9 +116,9 @@ impl Status {
 }
 
 impl Residence {
-    /// All tokens it was admitted with are scheduled.
+    /// All tokens it was admitted with are computed.
     pub fn is_decoding(&self) -> bool {
-        self.num_scheduled >= self.prefill_end
+        self.num_computed >= self.prefill_end
     }
 
     /// A row of it is in the plan in flight.
@@ -134,13 +134,8 @@ impl Sequence {
     }
 
     /// Tokens of prompt and output.
-    pub fn len(&self) -> u32 {
+    pub fn num_tokens(&self) -> u32 {
         self.num_prompt() + self.output.len() as u32
-    }
-
-    /// Never: a prompt has at least one token.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Its place among running sequences.
@@ -181,6 +176,12 @@ impl Sequence {
         }
     }
 
+    /// How many leading tokens of prompt and output are also the leading ones of `tokens`.
+    pub fn num_common(&self, tokens: &[TokenId]) -> u32 {
+        let own = self.request.prompt.iter().chain(&self.output);
+        own.zip(tokens).take_while(|(a, b)| a == b).count() as u32
+    }
+
     /// Appends `tokens` to the output up to and including the first that ends it; returns how many, and
     /// why it ended.
     pub fn accept(&mut self, tokens: &[TokenId], now: Timestamp) -> (u32, Option<FinishReason>) {
@@ -191,7 +192,7 @@ impl Sequence {
                 .request
                 .stop
                 .finish_at(token, self.output.len() as u32)
-                .or_else(|| (self.len() >= self.max_len).then_some(FinishReason::Length));
+                .or_else(|| (self.num_tokens() >= self.max_len).then_some(FinishReason::Length));
             if finish.is_some() {
                 return (index as u32 + 1, finish);
             }

@@ -1,18 +1,17 @@
-//! Who may come in: refusal of what can never run, and admission of waiting sequences.
+//! Admission: which waiting sequences come in, with which blocks, and what they need not compute.
 //!
 //! A sequence is admitted with blocks for every token it has, so that a prefill, once begun, never waits
 //! for blocks; only decoding can run out of them.
 
 use std::sync::Arc;
 
-use super::{AddError, Scheduler};
+use super::{Scheduler, Scratch};
 use crate::plan::{BatchPlan, BlockCopy, StartedSequence};
-use crate::request::Request;
 use crate::sequence::{Residence, SequenceIndex};
 use crate::time::Timestamp;
 
 /// Where the keys and values came from that an admitted sequence need not compute.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// It may not use any, or the cache is off.
     Nothing,
@@ -23,68 +22,6 @@ enum Origin {
 }
 
 impl Scheduler {
-    /// The most tokens of prompt and output that `request` can reach, if it can be accepted at all.
-    pub(super) fn admissible_len(&self, ask: &Request) -> Result<u32, AddError> {
-        self.check_shape(ask)?;
-        let config = &self.config;
-        let max_len = (ask.prompt.len() as u32)
-            .saturating_add(ask.stop.max_tokens)
-            .min(config.max_context);
-        // The last token is never fed back, so it needs no slot.
-        let needed_blocks = self.kv.blocks_for(max_len - 1);
-        if needed_blocks > config.num_blocks {
-            return Err(AddError::NeverFits {
-                request: ask.id,
-                num_tokens: max_len,
-                needed_blocks,
-                num_blocks: config.num_blocks,
-            });
-        }
-        let num_waiting = self.roster.queue.len();
-        if num_waiting.saturating_add(ask.num_choices) > config.max_waiting {
-            return Err(AddError::QueueFull {
-                request: ask.id,
-                num_waiting,
-                num_choices: ask.num_choices,
-                max_waiting: config.max_waiting,
-            });
-        }
-        Ok(max_len)
-    }
-
-    /// Refuses what could not be accepted even by an idle scheduler with endless memory.
-    fn check_shape(&self, ask: &Request) -> Result<(), AddError> {
-        let request = ask.id;
-        let (max_context, max_waiting) = (self.config.max_context, self.config.max_waiting);
-        if ask.prompt.is_empty() {
-            return Err(AddError::EmptyPrompt { request });
-        }
-        if ask.num_choices == 0 {
-            return Err(AddError::NoChoices { request });
-        }
-        if ask.stop.max_tokens == 0 {
-            return Err(AddError::NoOutput { request });
-        }
-        if ask.num_choices > max_waiting {
-            return Err(AddError::TooManyChoices {
-                request,
-                num_choices: ask.num_choices,
-                max_waiting,
-            });
-        }
-        if ask.prompt.len() >= max_context as usize {
-            return Err(AddError::PromptTooLong {
-                request,
-                num_prompt_tokens: ask.prompt.len() as u64,
-                max_context,
-            });
-        }
-        match self.roster.choices(request) {
-            Some(_) => Err(AddError::DuplicateId { request }),
-            None => Ok(()),
-        }
-    }
-
     /// Lets waiting sequences in, by turn, while budget, places and blocks last. Nobody overtakes the
     /// first in the queue.
     pub(super) fn admit(&mut self, budget: &mut u32, now: Timestamp, plan: &mut BatchPlan) {
@@ -93,6 +30,9 @@ impl Scheduler {
                 break;
             };
             let origin = self.find_start(index);
+            if origin == Origin::Cache && self.is_prefix_coming(index) {
+                break;
+            }
             let Some((home, copy)) = self.claim_home(index) else {
                 break;
             };
@@ -110,20 +50,18 @@ impl Scheduler {
     /// Finds what the sequence need not compute: the prefix in the cache, or the prompt of a sibling if
     /// that saves more. At least its last token is left, because the next one follows from it.
     fn find_start(&mut self, index: SequenceIndex) -> Origin {
-        let sequence = &self.roster.sequences[index];
-        let start = &mut self.scratch.start;
         let mut origin = Origin::Nothing;
+        let sequence = &self.roster.sequences[index];
+        let may_match = self.kv.publishes() && self.may_match(index);
+        let Scratch { tokens, start } = &mut self.scratch;
         start.clear();
-        if self.kv.publishes() && self.may_match(index) {
-            let tokens = &mut self.scratch.tokens;
+        if may_match {
             tokens.clear();
-            sequence.copy_tokens(0..sequence.len() - 1, tokens);
-            let start = &mut self.scratch.start;
+            sequence.copy_tokens(0..sequence.num_tokens() - 1, tokens);
             self.kv.find(&sequence.request.salt, tokens, start);
             origin = Origin::Cache;
         }
         let num_shareable = sequence.num_prompt() - 1;
-        let start = &mut self.scratch.start;
         if start.num_tokens(self.config.block_size) < num_shareable
             && let Some(sibling) = self.roster.sibling_with_prompt(index)
         {
@@ -132,6 +70,27 @@ impl Scheduler {
             origin = Origin::Sibling;
         }
         origin
+    }
+
+    /// Does a row of this plan compute a prefix that spares the sequence half of its work, if it waits for
+    /// the next step? Its tokens and its start have just been found.
+    fn is_prefix_coming(&self, index: SequenceIndex) -> bool {
+        let sequence = &self.roster.sequences[index];
+        let block_size = self.config.block_size;
+        let num_found = self.scratch.start.num_tokens(block_size);
+        let spares_half = |other: &SequenceIndex| {
+            let other = &self.roster.sequences[*other];
+            let home = other.running();
+            if home.is_decoding() || other.request.salt != sequence.request.salt {
+                return false;
+            }
+            let num_common = other
+                .num_common(&self.scratch.tokens)
+                .min(home.num_scheduled);
+            let num_coming = num_common / block_size * block_size;
+            num_coming.saturating_sub(num_found) * 2 > sequence.num_tokens() - num_found
+        };
+        self.flight.rows.iter().any(spares_half)
     }
 
     /// May it skip prompt positions? Not while log-probabilities of theirs are still to be reported.
@@ -144,7 +103,7 @@ impl Scheduler {
     /// Takes blocks for every token of a waiting sequence, beginning with the start found for it.
     fn claim_home(&mut self, index: SequenceIndex) -> Option<(Residence, Option<BlockCopy>)> {
         let sequence = &self.roster.sequences[index];
-        let num_blocks = self.kv.blocks_for(sequence.len());
+        let num_blocks = self.kv.blocks_for(sequence.num_tokens());
         let headroom = self.headroom(index);
         let fits = |left: Option<u32>| left.is_some_and(|left| left >= headroom);
         let start = &mut self.scratch.start;
@@ -166,7 +125,7 @@ impl Scheduler {
             },
             num_computed,
             num_scheduled: num_computed,
-            prefill_end: sequence.len(),
+            prefill_end: sequence.num_tokens(),
         };
         Some((home, copy))
     }
@@ -197,7 +156,7 @@ impl Scheduler {
     /// Blocks that a sequence is expected to take still, and those it takes at the worst.
     fn growth(&self, index: SequenceIndex) -> (u32, u32) {
         let sequence = &self.roster.sequences[index];
-        let num_blocks = self.kv.blocks_for(sequence.len());
+        let num_blocks = self.kv.blocks_for(sequence.num_tokens());
         let worst = self
             .kv
             .blocks_for(sequence.max_len - 1)

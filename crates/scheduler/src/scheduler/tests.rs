@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::plan::{BlockId, OutputRow, Row, RowVerdict, Span32};
-use crate::request::{CacheSalt, Deadlines, SamplingParams, StopCause, StopConditions};
+use crate::request::{
+    CacheSalt, DeadlineKind, Deadlines, SamplingParams, StopCause, StopConditions,
+};
 
 const STEP: u64 = 1_000;
 
@@ -265,6 +267,30 @@ fn two_that_compute_the_same_prefix_at_once_end_with_the_same_blocks() {
         .collect();
     assert_eq!(tables[0][..2], tables[1][..2]);
     assert_ne!(tables[0][2], tables[1][2]);
+    bench.finish_all();
+}
+
+#[test]
+fn who_shares_most_with_a_prefill_under_way_waits_for_it() {
+    let mut bench = Bench::new(SchedulerConfig {
+        max_batch_tokens: 100,
+        ..config(64)
+    });
+    bench.add(request(1, 0..30, 2));
+    bench.add(request(2, (0..25).chain(70..75), 2));
+    bench.add(request(3, (0..9).chain(80..101), 2));
+    bench.step();
+    assert_eq!(bench.rows(), [(0, 30)], "the second waits for 24 of its 30");
+    bench.step();
+    assert_eq!(bench.rows(), [(30, 1), (25, 5), (9, 21)]);
+    bench.add(request(4, 200..230, 2));
+    bench.add(request(5, (200..209).chain(80..101), 2));
+    bench.step();
+    assert_eq!(
+        bench.rows()[2..],
+        [(0, 30), (0, 30)],
+        "8 of 30 are not worth it"
+    );
     bench.finish_all();
 }
 
