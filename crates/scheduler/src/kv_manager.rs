@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_cache_that_is_off_finds_nothing() {
-        let mut kv = KvManager::new(&SchedulerConfig {
+        let kv = KvManager::new(&SchedulerConfig {
             prefix_cache: false,
             ..SchedulerConfig::default()
         });

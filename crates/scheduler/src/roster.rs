@@ -84,7 +84,7 @@ impl Roster {
     }
 
     /// Lets held choices of `request` into the queue: all of them once a sibling has computed the prompt
-    /// up to its last token (or the prompt is that token alone); one, to lead, if no sibling is on its way.
+    /// (or if it is a single token, which each computes itself); one, to lead, if no sibling is on its way.
     pub fn settle(&mut self, request: RequestId) {
         let Some(choices) = self.requests.get(&request) else {
             return;
@@ -108,7 +108,10 @@ impl Roster {
         }
     }
 
-    /// A running choice of the same request whose blocks hold the prompt up to its last token.
+    /// A running choice of the same request that has computed the whole prompt.
+    ///
+    /// One token less would do to share it, but not for a sibling that is to get that much by a copy in
+    /// the very plan that is being made.
     pub fn sibling_with_prompt(&self, index: SequenceIndex) -> Option<SequenceIndex> {
         let sequence = &self.sequences[index];
         let choices = self.requests.get(&sequence.request.id)?;
@@ -116,7 +119,7 @@ impl Roster {
             self.sequences[*sibling]
                 .status
                 .residence()
-                .is_some_and(|home| home.num_computed + 1 >= sequence.num_prompt())
+                .is_some_and(|home| home.num_computed >= sequence.num_prompt())
         };
         choices.live.iter().copied().find(has_prompt)
     }

@@ -116,9 +116,9 @@ impl Status {
 }
 
 impl Residence {
-    /// All tokens it was admitted with are scheduled.
+    /// All tokens it was admitted with are computed.
     pub fn is_decoding(&self) -> bool {
-        self.num_scheduled >= self.prefill_end
+        self.num_computed >= self.prefill_end
     }
 
     /// A row of it is in the plan in flight.
@@ -179,6 +179,12 @@ impl Sequence {
         if end > border {
             into.extend_from_slice(&self.output[start.max(border) - border..end - border]);
         }
+    }
+
+    /// How many leading tokens of prompt and output are also the leading ones of `tokens`.
+    pub fn num_common(&self, tokens: &[TokenId]) -> u32 {
+        let own = self.request.prompt.iter().chain(&self.output);
+        own.zip(tokens).take_while(|(a, b)| a == b).count() as u32
     }
 
     /// Appends `tokens` to the output up to and including the first that ends it; returns how many, and

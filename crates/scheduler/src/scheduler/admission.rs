@@ -1,18 +1,17 @@
-//! Who may come in: refusal of what can never run, and admission of waiting sequences.
+//! Admission: which waiting sequences come in, with which blocks, and what they need not compute.
 //!
 //! A sequence is admitted with blocks for every token it has, so that a prefill, once begun, never waits
 //! for blocks; only decoding can run out of them.
 
 use std::sync::Arc;
 
-use super::{AddError, Scheduler};
+use super::Scheduler;
 use crate::plan::{BatchPlan, BlockCopy, StartedSequence};
-use crate::request::Request;
 use crate::sequence::{Residence, SequenceIndex};
 use crate::time::Timestamp;
 
 /// Where the keys and values came from that an admitted sequence need not compute.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// It may not use any, or the cache is off.
     Nothing,
@@ -23,68 +22,6 @@ enum Origin {
 }
 
 impl Scheduler {
-    /// The most tokens of prompt and output that `request` can reach, if it can be accepted at all.
-    pub(super) fn admissible_len(&self, ask: &Request) -> Result<u32, AddError> {
-        self.check_shape(ask)?;
-        let config = &self.config;
-        let max_len = (ask.prompt.len() as u32)
-            .saturating_add(ask.stop.max_tokens)
-            .min(config.max_context);
-        // The last token is never fed back, so it needs no slot.
-        let needed_blocks = self.kv.blocks_for(max_len - 1);
-        if needed_blocks > config.num_blocks {
-            return Err(AddError::NeverFits {
-                request: ask.id,
-                num_tokens: max_len,
-                needed_blocks,
-                num_blocks: config.num_blocks,
-            });
-        }
-        let num_waiting = self.roster.queue.len();
-        if num_waiting.saturating_add(ask.num_choices) > config.max_waiting {
-            return Err(AddError::QueueFull {
-                request: ask.id,
-                num_waiting,
-                num_choices: ask.num_choices,
-                max_waiting: config.max_waiting,
-            });
-        }
-        Ok(max_len)
-    }
-
-    /// Refuses what could not be accepted even by an idle scheduler with endless memory.
-    fn check_shape(&self, ask: &Request) -> Result<(), AddError> {
-        let request = ask.id;
-        let (max_context, max_waiting) = (self.config.max_context, self.config.max_waiting);
-        if ask.prompt.is_empty() {
-            return Err(AddError::EmptyPrompt { request });
-        }
-        if ask.num_choices == 0 {
-            return Err(AddError::NoChoices { request });
-        }
-        if ask.stop.max_tokens == 0 {
-            return Err(AddError::NoOutput { request });
-        }
-        if ask.num_choices > max_waiting {
-            return Err(AddError::TooManyChoices {
-                request,
-                num_choices: ask.num_choices,
-                max_waiting,
-            });
-        }
-        if ask.prompt.len() >= max_context as usize {
-            return Err(AddError::PromptTooLong {
-                request,
-                num_prompt_tokens: ask.prompt.len() as u64,
-                max_context,
-            });
-        }
-        match self.roster.choices(request) {
-            Some(_) => Err(AddError::DuplicateId { request }),
-            None => Ok(()),
-        }
-    }
-
     /// Lets waiting sequences in, by turn, while budget, places and blocks last. Nobody overtakes the
     /// first in the queue.
     pub(super) fn admit(&mut self, budget: &mut u32, now: Timestamp, plan: &mut BatchPlan) {
@@ -93,6 +30,9 @@ impl Scheduler {
                 break;
             };
             let origin = self.find_start(index);
+            if origin == Origin::Cache && self.is_prefix_coming(index) {
+                break;
+            }
             let Some((home, copy)) = self.claim_home(index) else {
                 break;
             };
@@ -132,6 +72,27 @@ impl Scheduler {
             origin = Origin::Sibling;
         }
         origin
+    }
+
+    /// Does a row of this plan compute a prefix that spares the sequence half of its work, if it waits for
+    /// the next step? Its tokens and its start have just been found.
+    fn is_prefix_coming(&self, index: SequenceIndex) -> bool {
+        let sequence = &self.roster.sequences[index];
+        let block_size = self.config.block_size;
+        let num_found = self.scratch.start.num_tokens(block_size);
+        let spares_half = |other: &SequenceIndex| {
+            let other = &self.roster.sequences[*other];
+            let home = other.running();
+            if home.is_decoding() || other.request.salt != sequence.request.salt {
+                return false;
+            }
+            let num_common = other
+                .num_common(&self.scratch.tokens)
+                .min(home.num_scheduled);
+            let num_coming = num_common / block_size * block_size;
+            num_coming.saturating_sub(num_found) * 2 > sequence.len() - num_found
+        };
+        self.flight.rows.iter().any(spares_half)
     }
 
     /// May it skip prompt positions? Not while log-probabilities of theirs are still to be reported.

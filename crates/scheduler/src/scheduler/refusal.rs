@@ -1,6 +1,9 @@
-//! Why a request or a choice was not taken in: typed, with the numbers that decided.
+//! What is refused at the door, and why: typed, with the numbers that decided.
+//!
+//! Refusing changes nothing; waiting sequences are let in elsewhere.
 
-use crate::request::RequestId;
+use super::Scheduler;
+use crate::request::{Request, RequestId};
 
 /// `Scheduler::add` refused; nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,4 +105,68 @@ pub enum ForkError {
         /// `SchedulerConfig::max_waiting`.
         max_waiting: u32,
     },
+}
+
+impl Scheduler {
+    /// The most tokens of prompt and output that `request` can reach, if it can be accepted at all.
+    pub(super) fn admissible_len(&self, ask: &Request) -> Result<u32, AddError> {
+        self.check_shape(ask)?;
+        let config = &self.config;
+        let max_len = (ask.prompt.len() as u32)
+            .saturating_add(ask.stop.max_tokens)
+            .min(config.max_context);
+        // The last token is never fed back, so it needs no slot.
+        let needed_blocks = self.kv.blocks_for(max_len - 1);
+        if needed_blocks > config.num_blocks {
+            return Err(AddError::NeverFits {
+                request: ask.id,
+                num_tokens: max_len,
+                needed_blocks,
+                num_blocks: config.num_blocks,
+            });
+        }
+        let num_waiting = self.roster.queue.len();
+        if num_waiting.saturating_add(ask.num_choices) > config.max_waiting {
+            return Err(AddError::QueueFull {
+                request: ask.id,
+                num_waiting,
+                num_choices: ask.num_choices,
+                max_waiting: config.max_waiting,
+            });
+        }
+        Ok(max_len)
+    }
+
+    /// Refuses what could not be accepted even by an idle scheduler with endless memory.
+    fn check_shape(&self, ask: &Request) -> Result<(), AddError> {
+        let request = ask.id;
+        let (max_context, max_waiting) = (self.config.max_context, self.config.max_waiting);
+        if ask.prompt.is_empty() {
+            return Err(AddError::EmptyPrompt { request });
+        }
+        if ask.num_choices == 0 {
+            return Err(AddError::NoChoices { request });
+        }
+        if ask.stop.max_tokens == 0 {
+            return Err(AddError::NoOutput { request });
+        }
+        if ask.num_choices > max_waiting {
+            return Err(AddError::TooManyChoices {
+                request,
+                num_choices: ask.num_choices,
+                max_waiting,
+            });
+        }
+        if ask.prompt.len() >= max_context as usize {
+            return Err(AddError::PromptTooLong {
+                request,
+                num_prompt_tokens: ask.prompt.len() as u64,
+                max_context,
+            });
+        }
+        match self.roster.choices(request) {
+            Some(_) => Err(AddError::DuplicateId { request }),
+            None => Ok(()),
+        }
+    }
 }

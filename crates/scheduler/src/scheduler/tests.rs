@@ -269,6 +269,30 @@ fn two_that_compute_the_same_prefix_at_once_end_with_the_same_blocks() {
 }
 
 #[test]
+fn who_shares_most_with_a_prefill_under_way_waits_for_it() {
+    let mut bench = Bench::new(SchedulerConfig {
+        max_batch_tokens: 100,
+        ..config(64)
+    });
+    bench.add(request(1, 0..30, 2));
+    bench.add(request(2, (0..25).chain(70..75), 2));
+    bench.add(request(3, (0..9).chain(80..101), 2));
+    bench.step();
+    assert_eq!(bench.rows(), [(0, 30)], "the second waits for 24 of its 30");
+    bench.step();
+    assert_eq!(bench.rows(), [(30, 1), (25, 5), (9, 21)]);
+    bench.add(request(4, 200..230, 2));
+    bench.add(request(5, (200..209).chain(80..101), 2));
+    bench.step();
+    assert_eq!(
+        bench.rows()[2..],
+        [(0, 30), (0, 30)],
+        "8 of 30 are not worth it"
+    );
+    bench.finish_all();
+}
+
+#[test]
 fn choices_share_the_prompt_of_the_first() {
     for prefix_cache in [true, false] {
         let mut bench = Bench::new(SchedulerConfig {
