@@ -1,0 +1,116 @@
+//! Probability mass in integers, so that a sum does not depend on the order of its terms.
+//!
+//! The filters' selection moves candidates around; with floats its sums, and so the last token of a
+//! nucleus, would depend on the way of moving. Integers add up exactly. No token is chosen here.
+
+/// Logits whose exponentials are taken together.
+const TILE: usize = 256;
+
+/// One unit is 2⁻⁴² of the most likely token's probability: 2²⁰ tokens as likely as that fit an `i64`, and
+/// what truncation loses of a whole vocabulary is below the rounding of f32.
+const UNITS: f32 = (1_u64 << 42) as f32;
+
+/// The distribution that temperature makes of logits, up to its normaliser.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Law {
+    /// The largest logit, finite.
+    pub peak: f32,
+    /// Positive.
+    pub temperature: f32,
+}
+
+impl Law {
+    /// Log-probability relative to the most likely token's.
+    pub fn score(self, logit: f32) -> f64 {
+        (f64::from(logit) - f64::from(self.peak)) / f64::from(self.temperature)
+    }
+
+    /// The logit whose log-probability is `score` (≤ 0) below the most likely token's; finite.
+    pub fn logit_at(self, score: f64) -> f32 {
+        let logit = f64::from(self.peak) + score * f64::from(self.temperature);
+        (logit as f32).clamp(f32::MIN, self.peak)
+    }
+
+    /// Mass of all `items`, the most likely token's being 2⁴²; masked ones have none.
+    pub fn mass<T>(self, items: &[T], logit: impl Fn(&T) -> f32) -> i64 {
+        let inverse = self.temperature.recip();
+        let mut tile = [0.0_f32; TILE];
+        let mut total = 0;
+        for chunk in items.chunks(TILE) {
+            let (scores, _) = tile.split_at_mut(chunk.len());
+            for (score, item) in scores.iter_mut().zip(chunk) {
+                *score = (logit(item) - self.peak) * inverse;
+            }
+            exp_in_place(scores);
+            total += scores.iter().map(|p| (p * UNITS) as i64).sum::<i64>();
+        }
+        total
+    }
+}
+
+/// ln Σ e^logit of finite logits.
+pub(super) fn log_sum_exp(logits: &[f32], peak: f32) -> f64 {
+    let law = Law {
+        peak,
+        temperature: 1.0,
+    };
+    let mass = law.mass(logits, |x| *x);
+    f64::from(peak) + libm::log(mass as f64 / f64::from(UNITS))
+}
+
+/// x = eˣ for x ≤ 0, by a polynomial that every processor rounds alike; 0 below the normal floats.
+fn exp_in_place(x: &mut [f32]) {
+    for x in x {
+        *x = exp(*x);
+    }
+}
+
+#[inline]
+fn exp(x: f32) -> f32 {
+    // ln 2 in two parts: the product of the first with an exponent is exact.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Adding it rounds to an integer.
+    const ROUND: f32 = 12_582_912.0;
+    let bounded = x.max(-88.0);
+    let n = (bounded * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let r = bounded - n * LN2_HIGH - n * LN2_LOW;
+    let tail = 1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0)));
+    let p = 1.0 + (r + r * r * (0.5 + r * tail));
+    let scale = f32::from_bits((((n + 127.0) as i32) << 23) as u32);
+    if x < -87.0 { 0.0 } else { p * scale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_sum_exp_agrees_with_f64() {
+        for spread in [0.0, 1.0, 5.0, 40.0] {
+            let logits: Vec<f32> = (0..49_152)
+                .map(|i| (i * 7919 % 49_999) as f32 / 49_999.0 * spread - 3.0)
+                .collect();
+            let peak = logits.iter().copied().fold(f32::MIN, f32::max);
+            let sum: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+            let error = log_sum_exp(&logits, peak) - sum.ln();
+            assert!(error.abs() < 1e-6, "spread {spread}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn mass_does_not_depend_on_order() {
+        let law = Law {
+            peak: 4.0,
+            temperature: 0.7,
+        };
+        let mut logits: Vec<f32> = (0..1000)
+            .map(|i| (i * 577 % 991) as f32 / 100.0 - 5.9)
+            .collect();
+        let forward = law.mass(&logits, |x| *x);
+        logits.reverse();
+        assert_eq!(forward, law.mass(&logits, |x| *x));
+        logits.sort_unstable_by(f32::total_cmp);
+        assert_eq!(forward, law.mass(&logits, |x| *x));
+    }
+}
