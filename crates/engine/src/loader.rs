@@ -27,7 +27,7 @@ mod safetensors;
 mod special_tokens;
 
 pub use error::LoadError;
-pub use inspect::{Inspection, inspect};
+pub use inspect::{FileFormat, Inspection, TensorSummary, TokenizerSummary, TypeTotals, inspect};
 pub use metadata::{Metadata, MetadataValue};
 pub use tensor::{RawTensor, TensorType};
 pub use weights::{TensorInfo, Weights};
