@@ -117,7 +117,7 @@ fn one_by_one(model: &str) -> Outputs {
 fn check(model: &str) {
     let reference = one_by_one(model);
     assert_eq!(reference.len(), NUM_REQUESTS as usize + 2);
-    let roomy = SchedulerConfig::default();
+    let roomy = SchedulerConfig { max_sequences: 16, ..SchedulerConfig::default() };
     let cases = [
         ("together", roomy.clone()),
         (
