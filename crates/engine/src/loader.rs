@@ -2,6 +2,7 @@
 //!
 //! Nothing here computes; a type that the kernels cannot compute is an error when the tensor is used.
 
+use std::fmt;
 use std::path::Path;
 
 pub mod error;
@@ -9,6 +10,9 @@ pub mod inspect;
 pub mod metadata;
 pub mod tensor;
 pub mod weights;
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) mod checkpoint;
 mod families;
@@ -23,7 +27,7 @@ mod safetensors;
 mod special_tokens;
 
 pub use error::LoadError;
-pub use inspect::{Inspection, inspect};
+pub use inspect::{FileFormat, Inspection, TensorSummary, TokenizerSummary, TypeTotals, inspect};
 pub use metadata::{Metadata, MetadataValue};
 pub use tensor::{RawTensor, TensorType};
 pub use weights::{TensorInfo, Weights};
@@ -50,7 +54,7 @@ pub struct ModelFiles {
 }
 
 /// Where the tokenizer of a model comes from; `text::tokenizer` builds it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum TokenizerSource {
     /// The metadata of a GGUF file.
     Gguf(Metadata),
@@ -61,6 +65,16 @@ pub enum TokenizerSource {
         /// Bytes of tokenizer_config.json.
         settings: Option<Vec<u8>>,
     },
+}
+
+impl fmt::Debug for TokenizerSource {
+    /// The kind alone: vocabularies fill screens.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenizerSource::Gguf(_) => f.write_str("Gguf(…)"),
+            TokenizerSource::Json { .. } => f.write_str("Json { … }"),
+        }
+    }
 }
 
 /// Opens a GGUF file (or the first part of a split one), or a folder with config.json and safetensors files or with

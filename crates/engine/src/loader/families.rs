@@ -128,6 +128,8 @@ pub(super) enum Need {
     Optional,
     /// Not used; the file may hold it.
     Unused,
+    /// Would be used by another configuration; the file must not hold it.
+    Forbidden,
 }
 
 impl TensorRow {
@@ -187,7 +189,7 @@ impl Role {
             Role::Head if config.tied_embeddings => Need::Unused,
             Role::Head => Need::Required,
             Role::QueryBias | Role::KeyBias | Role::ValueBias if config.qkv_bias => Need::Required,
-            Role::QueryBias | Role::KeyBias | Role::ValueBias => Need::Unused,
+            Role::QueryBias | Role::KeyBias | Role::ValueBias => Need::Forbidden,
             Role::OutputBias => Need::Optional,
         }
     }

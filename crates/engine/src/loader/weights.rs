@@ -248,13 +248,18 @@ fn take(
     stored_name: &str,
     config: &ModelConfig,
 ) -> Result<Option<StoredTensor>, LoadError> {
-    let found = tensors.remove(stored_name);
-    match (row.role.need(config), found) {
-        (Need::Required, None) => Err(LoadError::MissingTensor {
-            name: stored_name.to_owned(),
+    match row.role.need(config) {
+        Need::Required => tensors.remove(stored_name).map(Some).ok_or_else(|| {
+            let name = stored_name.to_owned();
+            LoadError::MissingTensor { name }
         }),
-        (Need::Required | Need::Optional, found) => Ok(found),
-        (Need::Unused, _) => Ok(None),
+        Need::Optional => Ok(tensors.remove(stored_name)),
+        Need::Unused => {
+            tensors.remove(stored_name);
+            Ok(None)
+        }
+        // Left where it is, it becomes an error with the other leftovers.
+        Need::Forbidden => Ok(None),
     }
 }
 
