@@ -3,12 +3,14 @@
 //! The filters' selection moves candidates around; with floats its sums, and so the last token of a
 //! nucleus, would depend on the way of moving. Integers add up exactly. No token is chosen here.
 
+use crate::kernels::cpu::math::exp_in_place;
+
 /// Logits whose exponentials are taken together.
 const TILE: usize = 256;
 
-/// One unit is 2⁻⁴² of the most likely token's probability: 2²⁰ tokens as likely as that fit an `i64`, and
-/// what truncation loses of a whole vocabulary is below the rounding of f32.
-const UNITS: f32 = (1_u64 << 42) as f32;
+/// Units in the most likely token's probability: 2²⁰ tokens as likely as that fit an `i64`, and what
+/// rounding to units loses of a whole vocabulary is below the rounding of f32.
+const UNITS: f64 = (1_u64 << 42) as f64;
 
 /// The distribution that temperature makes of logits, up to its normaliser.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +44,7 @@ impl Law {
                 *score = (logit(item) - self.peak) * inverse;
             }
             exp_in_place(scores);
-            total += scores.iter().map(|p| (p * UNITS) as i64).sum::<i64>();
+            total += scores.iter().copied().map(units).fold(0, i64::wrapping_add);
         }
         total
     }
@@ -55,30 +57,18 @@ pub(super) fn log_sum_exp(logits: &[f32], peak: f32) -> f64 {
         temperature: 1.0,
     };
     let mass = law.mass(logits, |x| *x);
-    f64::from(peak) + libm::log(mass as f64 / f64::from(UNITS))
+    f64::from(peak) + libm::log(mass as f64 / UNITS)
 }
 
-/// x = eˣ for x ≤ 0, by a polynomial that every processor rounds alike; 0 below the normal floats.
-fn exp_in_place(x: &mut [f32]) {
-    for x in x {
-        *x = exp(*x);
-    }
-}
-
+/// A probability of at most 1 in whole units.
+///
+/// A float of size 2¹⁰ has a last place of 2⁻⁴², so that adding one rounds to units and leaves their number
+/// in the low bits: a conversion that is vector code everywhere.
 #[inline]
-fn exp(x: f32) -> f32 {
-    // ln 2 in two parts: the product of the first with an exponent is exact.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it rounds to an integer.
-    const ROUND: f32 = 12_582_912.0;
-    let bounded = x.max(-88.0);
-    let n = (bounded * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = bounded - n * LN2_HIGH - n * LN2_LOW;
-    let tail = 1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0)));
-    let p = 1.0 + (r + r * r * (0.5 + r * tail));
-    let scale = f32::from_bits((((n + 127.0) as i32) << 23) as u32);
-    if x < -87.0 { 0.0 } else { p * scale }
+fn units(probability: f32) -> i64 {
+    const SHIFT: f64 = 1.5 * 1024.0;
+    let pattern = (f64::from(probability) + SHIFT).to_bits();
+    pattern.wrapping_sub(SHIFT.to_bits()).cast_signed()
 }
 
 #[cfg(test)]
