@@ -11,6 +11,7 @@ use millpond_scheduler::{
     RowVerdict, RunnerError, SequenceId, Span32, StartedSequence,
 };
 
+use crate::config::ModelConfig;
 use crate::forward_batch::BatchError;
 use crate::kernels::cpu::CpuKernels;
 use crate::kv_pool::KvPool;
@@ -76,6 +77,11 @@ impl DecoderRunner {
             sampler,
             sampled: Vec::new(),
         }
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        self.pass.config()
     }
 
     /// Copies and forward pass of `plan`, without sampling; `execute` begins with it. Then `logits` may be read.

@@ -6,4 +6,5 @@ mod bit_identity;
 mod oracles_real;
 mod oracles_tiny;
 mod rows;
+mod scheduled;
 mod session;

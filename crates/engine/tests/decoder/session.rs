@@ -73,24 +73,12 @@ pub struct Feed {
 }
 
 impl Session {
-    /// Opens a model file or folder. The pool starts full of NaN, so that a read of a slot nobody wrote shows.
+    /// Opens a model file or folder.
     pub fn open(path: &Path, setup: Setup) -> Self {
-        let files = loader::open(path).expect("the model opens");
-        let kernels = CpuKernels::new(setup.num_threads, setup.isa).expect("the kernels start");
-        let max_positions = files.config.max_context.min(4096) as usize;
-        let decoder = Decoder::load(
-            &kernels,
-            files.config.clone(),
-            &files.weights,
-            max_positions,
-            &mut |_| {},
-        )
-        .expect("the weights load");
-        let mut kv = KvPool::new(&files.config, decoder.kv_type(), setup.num_blocks);
-        poison(&mut kv);
+        let runner = open_runner(path, setup);
         Session {
-            vocab_size: files.config.vocab_size,
-            runner: DecoderRunner::new(kernels, decoder, kv, MAX_BATCH_TOKENS),
+            vocab_size: runner.config().vocab_size,
+            runner,
             tracks: Vec::new(),
             free: shuffled(setup.num_blocks, setup.block_seed),
             ended: Vec::new(),
@@ -275,6 +263,19 @@ impl Track {
     }
 }
 
+/// Opens a model file or folder. The pool starts full of NaN, so that a read of a slot nobody wrote shows.
+pub fn open_runner(path: &Path, setup: Setup) -> DecoderRunner {
+    let files = loader::open(path).expect("the model opens");
+    let kernels = CpuKernels::new(setup.num_threads, setup.isa).expect("the kernels start");
+    let max_positions = files.config.max_context.min(4096) as usize;
+    let (config, weights) = (files.config, &files.weights);
+    let decoder = Decoder::load(&kernels, config, weights, max_positions, &mut |_| {});
+    let decoder = decoder.expect("the weights load");
+    let mut kv = KvPool::new(decoder.config(), decoder.kv_type(), setup.num_blocks);
+    poison(&mut kv);
+    DecoderRunner::new(kernels, decoder, kv, MAX_BATCH_TOKENS)
+}
+
 /// Appends rows to a plan.
 trait PushFeed {
     fn push_feed(&mut self, track: &Track, end: usize);
@@ -376,7 +377,8 @@ impl Random {
     }
 }
 
-fn request(id: u64, prompt: &[TokenId], sampling: SamplingParams) -> Request {
+/// A request for up to 1,024 tokens, end-of-sequence tokens like any other.
+pub fn request(id: u64, prompt: &[TokenId], sampling: SamplingParams) -> Request {
     Request {
         id: RequestId(id),
         prompt: prompt.into(),
