@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use millpond_engine::config::ModelConfig;
 use millpond_engine::llm::{EngineOptions, MemoryPlan};
-use millpond_engine::loader::{self, FileFormat, Inspection, TensorSummary};
+use millpond_engine::loader::inspect::{FileFormat, TensorSummary};
+use millpond_engine::loader::{self, Inspection};
 use millpond_engine::model::{MemoryNeeds, StepLimits};
 use millpond_scheduler::config::BLOCK_SIZE;
 use serde_json::{Value, json};
