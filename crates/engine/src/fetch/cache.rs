@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::card::{ModelCard, Source};
 use super::hub::Hub;
 use super::{FetchError, FetchProgress, ProgressSink, SourceError, wheel};
-use crate::loader::checkpoint::hex;
+use crate::digest::hex;
 
 /// The folder of fetched models.
 #[derive(Clone, Debug)]

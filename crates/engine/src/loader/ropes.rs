@@ -10,7 +10,7 @@ use super::LoadError;
 use super::checkpoint::{Attributes, Checkpoint};
 use super::families::Family;
 use super::header::StoredType;
-use super::hyperparameters::{Hyperparameters, keys};
+use super::hyperparameters::{Hyperparameters, SANE, keys};
 use super::metadata::Metadata;
 use super::tensor::TensorType;
 
@@ -90,7 +90,7 @@ fn gguf_scaling(
 }
 
 fn linear(key: &str, factor: f64) -> Result<RopeScaling, LoadError> {
-    if !factor.is_finite() || factor <= 0.0 {
+    if !SANE.contains(&factor) {
         return Err(LoadError::config(
             key,
             format!("{factor}, must be positive"),
@@ -134,7 +134,7 @@ fn stored_factors(
     let factors: Vec<f32> = factors.collect();
     if factors
         .iter()
-        .any(|factor| !factor.is_finite() || *factor <= 0.0)
+        .any(|factor| !SANE.contains(&f64::from(*factor)))
     {
         return Err(LoadError::config(
             FACTORS_TENSOR,
@@ -210,7 +210,7 @@ impl ScalingBlock<'_> {
         match self.value.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_f64() {
-                Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+                Some(number) if SANE.contains(&number) => Ok(Some(number)),
                 Some(_) | None => Err(self.error(field, "must be a positive number")),
             },
         }
@@ -245,8 +245,8 @@ impl ScalingBlock<'_> {
             return Err(self.error("high_freq_factor", "must be above low_freq_factor"));
         }
         let original_max = self.required("original_max_position_embeddings")?;
-        if original_max > f64::from(u32::MAX) {
-            return Err(self.error("original_max_position_embeddings", "too large"));
+        if !(1.0..=f64::from(u32::MAX)).contains(&original_max) {
+            return Err(self.error("original_max_position_embeddings", "out of range"));
         }
         Ok(RopeScaling::Llama3 {
             factor: self.required("factor")?,

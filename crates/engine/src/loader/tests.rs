@@ -9,7 +9,7 @@ use millpond_scheduler::TokenId;
 use super::{Inspection, LoadError, ModelFiles, TensorType, inspect, open};
 use crate::config::{Activation, LayerConfig, ModelConfig, NormPlacement, RopeScaling};
 
-mod gguf_files;
+pub(super) mod gguf_files;
 
 use gguf_files::{GgufFile, tiny_gemma3, tiny_llama};
 
@@ -585,7 +585,7 @@ fn errors_of_gguf_name_the_key() {
     );
     check(
         tiny_llama().text("llama.context_length", "8"),
-        "llama.context_length: Text(\"8\") is not a number",
+        "llama.context_length: a text is not a number",
     );
     check(
         tiny_llama().without("tokenizer.ggml.tokens"),
