@@ -9,7 +9,7 @@ use crate::config::{RopeConfig, RopeScaling};
 use super::LoadError;
 use super::checkpoint::{Attributes, Checkpoint};
 use super::families::Family;
-use super::header::StoredType;
+use super::header::{StoredTensor, StoredType};
 use super::hyperparameters::{Hyperparameters, SANE, keys};
 use super::metadata::Metadata;
 use super::tensor::TensorType;
@@ -111,6 +111,24 @@ fn stored_factors(
     let Some(tensor) = checkpoint.tensors.get(FACTORS_TENSOR) else {
         return Ok(None);
     };
+    check_factors(tensor, num_frequencies)?;
+    let bytes = checkpoint.read(tensor)?;
+    let quads = bytes.as_chunks::<4>().0.iter().copied();
+    let factors: Vec<f32> = quads.map(f32::from_le_bytes).collect();
+    if factors
+        .iter()
+        .all(|factor| SANE.contains(&f64::from(*factor)))
+    {
+        Ok(Some(factors))
+    } else {
+        Err(LoadError::config(
+            FACTORS_TENSOR,
+            "a factor is not positive",
+        ))
+    }
+}
+
+fn check_factors(tensor: &StoredTensor, num_frequencies: usize) -> Result<(), LoadError> {
     if tensor.dtype != StoredType::Ggml(TensorType::F32) {
         return Err(LoadError::TensorType {
             name: tensor.name.clone(),
@@ -124,24 +142,7 @@ fn stored_factors(
             expected: vec![num_frequencies],
         });
     }
-    let bytes = checkpoint.read(tensor)?;
-    let factors = bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .copied()
-        .map(f32::from_le_bytes);
-    let factors: Vec<f32> = factors.collect();
-    if factors
-        .iter()
-        .any(|factor| !SANE.contains(&f64::from(*factor)))
-    {
-        return Err(LoadError::config(
-            FACTORS_TENSOR,
-            "a factor is not positive",
-        ));
-    }
-    Ok(Some(factors))
+    Ok(())
 }
 
 /// config.json states rotations in one of three ways: `rope_theta` and `rope_scaling` (transformers 4), one
