@@ -181,7 +181,8 @@ fn special_tokens_of_the_cards() {
     assert_eq!(gemma.token_bytes(TokenId(262_144)), None);
 }
 
-/// No text may take more than linear time: twice the text, at most 2.5 times the time.
+/// Twice the text takes at most two and a half times the time. Other work on the machine may spoil a measurement, so a
+/// few are made.
 #[test]
 fn hostile_text_takes_linear_time() {
     let units = [
@@ -193,43 +194,47 @@ fn hostile_text_takes_linear_time() {
         "1",
         "<",
         "<|im_start|>",
-        "é",
         "🦀",
     ];
     let tiny = |name: &str| folder_tokenizer(&fixture("tiny").join(name));
     let tokenizers = [
         ("default", card_tokenizer("default")),
         ("gemma", card_tokenizer("gemma-3-270m")),
-        ("llama", tiny("llama")),
-        ("qwen3", tiny("qwen3")),
+        ("composing", tiny("qwen3")),
         ("unigram", tiny("llama_unigram_v5cfg")),
     ];
     for (name, tokenizer) in &tokenizers {
         for unit in units {
-            let time_of = |num_bytes: usize| {
-                let text = unit.repeat(num_bytes / unit.len());
-                let start = Instant::now();
-                let tokens = tokenizer
-                    .encode(&text, SpecialTokens::Parse)
-                    .expect("it encodes");
-                assert!(!tokens.is_empty());
-                start.elapsed()
+            let ratio = || {
+                let short = encoding_time(tokenizer, &unit.repeat(50_000 / unit.len()));
+                let long = encoding_time(tokenizer, &unit.repeat(100_000 / unit.len()));
+                long.as_secs_f64() / short.as_secs_f64()
             };
-            let times = [time_of(250_000), time_of(500_000), time_of(1_000_000)];
-            println!("{name} {unit:?}: {times:?}");
+            let is_linear = (0..8).any(|_| ratio() <= 2.5);
+            assert!(is_linear, "{name}: {unit:?}");
         }
     }
 }
 
+fn encoding_time(tokenizer: &Tokenizer, text: &str) -> Duration {
+    let start = Instant::now();
+    let tokens = tokenizer
+        .encode(text, SpecialTokens::Parse)
+        .expect("it encodes");
+    assert!(!tokens.is_empty());
+    start.elapsed()
+}
+
+/// It counts as part of every start: 0.08 s and 0.27 s where this was written. The bounds leave room for slow and busy
+/// machines.
 #[test]
-fn opening_takes_no_time_to_speak_of() {
-    for card in ["default", "gemma-3-270m"] {
+fn opening_is_quick() {
+    for (card, max_seconds) in [("default", 3), ("gemma-3-270m", 10)] {
         let source = card_files(card).tokenizer;
         let start = Instant::now();
         Tokenizer::open(&source).expect("a supported tokenizer");
-        println!("{card}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(max_seconds), "{card}");
     }
-    let _ = Duration::ZERO;
 }
 
 #[test]
