@@ -119,8 +119,8 @@ impl<R: ModelRunner> Driver<R> {
             Command::Submit(submission) => self.admit(submission),
             Command::Abort(id) => self.scheduler.abort(id, now, &mut self.events),
         }
+        self.note_state();
         self.publish();
-        self.gauges.note_progress(self.scheduler.has_work(), None);
     }
 
     fn admit(&mut self, submission: Submission) {
@@ -159,8 +159,10 @@ impl<R: ModelRunner> Driver<R> {
             }
             Err(message) => self.fail_step(&message)?,
         }
+        self.gauges.note_step(self.plan.tokens.len() as u64);
+        self.note_state();
         self.publish();
-        self.note_step()
+        if self.plan.step.is_multiple_of(STEPS_PER_CHECK) { self.check_invariants() } else { Ok(()) }
     }
 
     /// Runs the plan. A panic inside is caught and fails the step.
@@ -257,20 +259,19 @@ impl<R: ModelRunner> Driver<R> {
         }
     }
 
-    fn note_step(&mut self) -> Result<(), Exit> {
+    /// Counters are brought up to date before events go out, so that who saw an end sees its effect.
+    fn note_state(&self) {
         let stats = self.scheduler.stats();
         let gauges = &self.gauges;
         let store = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
+        let num_used_blocks = stats.blocks.total - stats.blocks.available();
         store(&gauges.num_running, u64::from(stats.num_running));
         store(&gauges.num_waiting, u64::from(stats.num_waiting));
-        let num_used_blocks = stats.blocks.total - stats.blocks.available();
         store(&gauges.num_used_blocks, u64::from(num_used_blocks));
         store(&gauges.prefix_query_tokens, stats.counters.prefix_query_tokens);
         store(&gauges.prefix_hit_tokens, stats.counters.prefix_hit_tokens);
         store(&gauges.num_preemptions, stats.counters.num_preemptions);
-        gauges.note_step(self.plan.tokens.len() as u64);
         gauges.note_progress(self.scheduler.has_work(), stats.oldest_waiting_arrival);
-        if self.plan.step.is_multiple_of(STEPS_PER_CHECK) { self.check_invariants() } else { Ok(()) }
     }
 
     /// A broken invariant means that answers can no longer be trusted: better no engine than a wrong one.

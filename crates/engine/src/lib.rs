@@ -17,3 +17,5 @@ pub mod model;
 pub mod runner;
 pub mod sampling;
 pub mod text;
+
+mod digest;

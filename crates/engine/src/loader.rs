@@ -12,9 +12,11 @@ pub mod tensor;
 pub mod weights;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
-pub(crate) mod checkpoint;
+mod checkpoint;
 mod families;
 mod gguf;
 mod header;
@@ -27,7 +29,7 @@ mod safetensors;
 mod special_tokens;
 
 pub use error::LoadError;
-pub use inspect::{Inspection, inspect};
+pub use inspect::{FileFormat, Inspection, TensorSummary, TokenizerSummary, TypeTotals, inspect};
 pub use metadata::{Metadata, MetadataValue};
 pub use tensor::{RawTensor, TensorType};
 pub use weights::{TensorInfo, Weights};

@@ -4,6 +4,8 @@
 
 pub mod chat_template;
 pub mod detokenizer;
+#[cfg(test)]
+mod fixtures;
 mod pattern_set;
 pub mod stop_strings;
 pub mod tokenizer;

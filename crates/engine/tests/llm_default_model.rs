@@ -80,27 +80,30 @@ fn thirty_two_chats_together_equal_the_same_chats_alone() {
 #[test]
 fn preemption_in_a_small_pool_does_not_change_a_byte() {
     let small = load(EngineOptions {
-        kv_tokens: Some(640),
+        kv_tokens: Some(400),
         max_batch_tokens: 64,
-        max_sequences: 16,
+        max_sequences: 8,
         num_threads: Some(1),
-        prefix_cache: false,
         ..EngineOptions::default()
     });
-    let requests = || conversations().into_iter().take(12);
-    let running: Vec<Generation> = requests().map(|c| small.chat(c).expect("accepted")).collect();
+    let ask = |topic: &&str| {
+        let options = GenerationOptions { ignore_eos: true, ..options(topic.len() as u64, 96) };
+        chat("Talk.", &format!("Tell me about {topic}."), options)
+    };
+    let running: Vec<Generation> =
+        TOPICS.iter().map(|topic| small.chat(ask(topic)).expect("accepted")).collect();
     let done: Vec<Completed> = running.into_iter().map(Generation::blocking_collect).collect();
     assert!(small.stats().num_preemptions > 0, "the pool is small enough to preempt");
-    for (done, request) in done.iter().zip(requests()) {
-        let alone = shared().chat(request).expect("accepted").blocking_collect();
-        assert_eq!(done.choices[0].output, alone.choices[0].output);
+    for (done, topic) in done.iter().zip(&TOPICS) {
+        let alone = shared().chat(ask(topic)).expect("accepted").blocking_collect();
+        assert_eq!(done.choices[0].output, alone.choices[0].output, "{topic}");
     }
 }
 
 #[test]
 fn a_shared_system_prompt_is_computed_once() {
     let llm = shared();
-    let system = "Water turns the wheel and the wheel turns the stone. ".repeat(90);
+    let system = "Water turns the wheel and the wheel turns the stone. ".repeat(100);
     let ask = |question: &str| {
         let done = llm.chat(chat(&system, question, options(1, 8))).expect("accepted").blocking_collect();
         (done.choices[0].summary, done.choices[0].output.clone())

@@ -130,7 +130,7 @@ impl Roster {
         self.update(index, |sequence| {
             sequence.status = Status::Running(residence);
             // Decoding steps allocate nothing.
-            let num_to_come = sequence.max_len - sequence.len();
+            let num_to_come = sequence.max_len - sequence.num_tokens();
             sequence.output.reserve(num_to_come as usize);
             sequence.progress.first_scheduled.get_or_insert(now);
         });

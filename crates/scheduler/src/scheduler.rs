@@ -20,14 +20,13 @@ use std::sync::Arc;
 use crate::config::{ConfigError, SchedulerConfig};
 use crate::kv_manager::{KvManager, Start};
 use crate::plan::{BatchPlan, Event, ModelOutput};
-use crate::request::{
-    DeadlineKind, FinishReason, Request, RequestId, RowError, SequenceId, TokenId,
-};
+use crate::request::{FinishReason, Request, RequestId, RowError, SequenceId, TokenId};
 use crate::roster::Roster;
 use crate::sequence::SequenceIndex;
 use crate::stats::{Counters, SchedulerStats};
 use crate::time::Timestamp;
 
+use commit::Executed;
 pub use refusal::{AddError, ForkError};
 
 /// Decides which tokens of which sequences run next and where their keys and values live.
@@ -159,8 +158,9 @@ impl Scheduler {
     ) {
         self.kv.release_copy_sources();
         let rows = self.land(plan);
+        let step = Executed { plan, output, now };
         for (number, &index) in rows.iter().enumerate() {
-            self.commit_row(index, (plan, number), output, now, events);
+            self.commit_row(index, number, &step, events);
         }
         self.reuse(rows);
     }
@@ -212,7 +212,6 @@ impl Scheduler {
     /// Ends what is past its deadline.
     fn expire(&mut self, now: Timestamp, events: &mut Vec<Event>) {
         while let Some((index, kind)) = self.roster.overdue(now) {
-            let kind: DeadlineKind = kind;
             self.end(index, FinishReason::Timeout(kind), now, events);
         }
     }

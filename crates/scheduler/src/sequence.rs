@@ -134,13 +134,8 @@ impl Sequence {
     }
 
     /// Tokens of prompt and output.
-    pub fn len(&self) -> u32 {
+    pub fn num_tokens(&self) -> u32 {
         self.num_prompt() + self.output.len() as u32
-    }
-
-    /// Never: a prompt has at least one token.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Its place among running sequences.
@@ -197,7 +192,7 @@ impl Sequence {
                 .request
                 .stop
                 .finish_at(token, self.output.len() as u32)
-                .or_else(|| (self.len() >= self.max_len).then_some(FinishReason::Length));
+                .or_else(|| (self.num_tokens() >= self.max_len).then_some(FinishReason::Length));
             if finish.is_some() {
                 return (index as u32 + 1, finish);
             }

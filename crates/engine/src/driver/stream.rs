@@ -130,7 +130,8 @@ impl Stream {
         }
     }
 
-    /// Reports the first `num_tokens` tokens of a committed row.
+    /// Reports the first `num_tokens` tokens of a committed row; a prefill chunk that only brought
+    /// log-probabilities of the prompt has none.
     pub(crate) fn send_accepted(
         &mut self,
         choice: u32,
@@ -138,7 +139,10 @@ impl Stream {
         num_tokens: u32,
         output: &ModelOutput,
     ) {
-        if choice == 0 && !self.prompt_logprobs.is_empty() {
+        if num_tokens == 0 {
+            return;
+        }
+        if !self.prompt_logprobs.is_empty() {
             let logprobs = std::mem::take(&mut self.prompt_logprobs);
             self.send(GenerationEvent::PromptLogprobs(logprobs));
         }

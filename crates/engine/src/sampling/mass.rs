@@ -3,6 +3,8 @@
 //! The filters' selection moves candidates around; with floats its sums, and so the last token of a
 //! nucleus, would depend on the way of moving. Integers add up exactly. No token is chosen here.
 
+use crate::kernels::cpu::math::exp_in_place;
+
 /// Logits whose exponentials are taken together.
 const TILE: usize = 256;
 
@@ -67,29 +69,6 @@ fn units(probability: f32) -> i64 {
     const SHIFT: f64 = 1.5 * 1024.0;
     let pattern = (f64::from(probability) + SHIFT).to_bits();
     pattern.wrapping_sub(SHIFT.to_bits()).cast_signed()
-}
-
-/// x = eˣ for x ≤ 0, by a polynomial that every processor rounds alike; 0 below the normal floats.
-fn exp_in_place(x: &mut [f32]) {
-    for x in x {
-        *x = exp(*x);
-    }
-}
-
-#[inline]
-fn exp(x: f32) -> f32 {
-    // ln 2 in two parts: the product of the first with an exponent is exact.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding it rounds to an integer.
-    const ROUND: f32 = 12_582_912.0;
-    let bounded = x.max(-88.0);
-    let n = (bounded * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = bounded - n * LN2_HIGH - n * LN2_LOW;
-    let tail = 1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0)));
-    let p = 1.0 + (r + r * r * (0.5 + r * tail));
-    let scale = f32::from_bits((((n + 127.0) as i32) << 23) as u32);
-    if x < -87.0 { 0.0 } else { p * scale }
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ mod gguf;
 mod json_file;
 mod pipeline;
 mod scored_merges;
+#[cfg(test)]
+mod tests;
 mod vocabulary;
 mod word_splitting;
 

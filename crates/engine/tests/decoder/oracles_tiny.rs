@@ -131,6 +131,7 @@ fn assert_close(what: &str, ours: &[f32], expected: &[f32]) {
         .sum();
     let norm: f64 = expected.iter().map(|b| square(f64::from(*b))).sum();
     let relative = (distance / norm).sqrt();
+
     assert!(
         ours.len() == expected.len() && relative <= MAX_RELATIVE_DISTANCE,
         "{what}: relative distance {relative:e}"

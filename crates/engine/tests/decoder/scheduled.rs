@@ -14,7 +14,7 @@ use millpond_scheduler::{
 /// Tokens by request and choice.
 type Outputs = BTreeMap<(RequestId, u32), Vec<TokenId>>;
 
-const NUM_OUTPUT: u32 = 24;
+const NUM_OUTPUT: u32 = 48;
 const NUM_REQUESTS: u64 = 12;
 
 /// Every second request shares a long prefix; every third samples; one asks for three choices.
@@ -117,7 +117,10 @@ fn one_by_one(model: &str) -> Outputs {
 fn check(model: &str) {
     let reference = one_by_one(model);
     assert_eq!(reference.len(), NUM_REQUESTS as usize + 2);
-    let roomy = SchedulerConfig::default();
+    let roomy = SchedulerConfig {
+        max_sequences: 16,
+        ..SchedulerConfig::default()
+    };
     let cases = [
         ("together", roomy.clone()),
         (
@@ -145,7 +148,7 @@ fn check(model: &str) {
         (
             "tight pool",
             SchedulerConfig {
-                num_blocks: 26,
+                num_blocks: 16,
                 max_batch_tokens: 64,
                 ..roomy
             },

@@ -44,12 +44,14 @@ pub struct Bursts {
 }
 
 impl Bursts {
-    fn draw(&self, chain: &Chain) -> Bursts {
+    /// Numbers of drafts and of forced tokens, each from 0 to its maximum.
+    fn draw(&self, chain: &Chain) -> (u32, u32) {
         let drawn = chain.draw();
-        Bursts {
-            max_drafts: (drawn >> 32) as u32 % (self.max_drafts + 1),
-            max_forced: drawn as u32 % (self.max_forced + 1),
-        }
+        let up_to = |max: u32, half: u64| (half % (u64::from(max) + 1)) as u32;
+        (
+            up_to(self.max_drafts, drawn >> 32),
+            up_to(self.max_forced, drawn & u64::from(u32::MAX)),
+        )
     }
 }
 
@@ -73,12 +75,9 @@ impl Oracle {
     pub(super) fn begin(&mut self, plan: &BatchPlan) {
         self.witnesses.forget(&plan.ended);
         for started in &plan.started {
-            let replaced = self.witnesses.insert(started.id, Witness::new(started));
-            if replaced.is_some()
-                && let Some(witness) = self.witnesses.get_mut(started.id)
-            {
-                witness.started_twice = true;
-            }
+            let mut witness = Witness::new(started);
+            witness.started_twice = self.witnesses.get_mut(started.id).is_some();
+            self.witnesses.insert(started.id, witness);
         }
         self.pool.begin(plan);
         self.readings.clear();
@@ -152,10 +151,10 @@ impl Oracle {
         row: &Row,
         sampling: &mut Sampling<'_>,
     ) -> Result<u32, RowError> {
-        let burst = self.bursts.draw(&sampling.chain);
+        let (max_drafts, num_forced) = self.bursts.draw(&sampling.chain);
         let mut token = self.witness(row)?.choose(sampling)?;
         let mut num_drafts = 0;
-        while num_drafts < burst.max_drafts {
+        while num_drafts < max_drafts {
             let at = (end_position(row) + num_drafts, token);
             if self.write(plan, row, at, &mut sampling.chain).is_err() {
                 break;
@@ -163,7 +162,7 @@ impl Oracle {
             num_drafts += 1;
             token = self.witness(row)?.choose(sampling)?;
         }
-        for _ in 0..burst.max_forced {
+        for _ in 0..num_forced {
             sampling.chain.compute(token);
             token = self.witness(row)?.choose(sampling)?;
         }

@@ -45,14 +45,13 @@ impl<T> SequenceTable<T> {
         }
     }
 
-    /// Adds or replaces a sequence and returns what it replaced.
-    pub(super) fn insert(&mut self, id: SequenceId, value: T) -> Option<T> {
+    /// Adds or replaces a sequence.
+    pub(super) fn insert(&mut self, id: SequenceId, value: T) {
         match self.ids.binary_search(&id) {
-            Ok(index) => Some(std::mem::replace(&mut self.values[index], value)),
+            Ok(index) => self.values[index] = value,
             Err(index) => {
                 self.ids.insert(index, id);
                 self.values.insert(index, value);
-                None
             }
         }
     }
@@ -79,12 +78,12 @@ mod tests {
     fn finds_replaces_and_forgets_in_any_order() {
         let mut table = SequenceTable::default();
         for id in [3, 1, 2] {
-            assert_eq!(table.insert(SequenceId(id), id), None);
+            table.insert(SequenceId(id), id);
         }
         for id in [1, 2, 3, 2, 1] {
             assert_eq!(table.get_mut(SequenceId(id)).copied(), Some(id));
         }
-        assert_eq!(table.insert(SequenceId(2), 20), Some(2));
+        table.insert(SequenceId(2), 20);
         table.forget(&[SequenceId(1), SequenceId(9)]);
         assert_eq!(table.get_mut(SequenceId(1)), None);
         assert_eq!(table.get_mut(SequenceId(2)).copied(), Some(20));

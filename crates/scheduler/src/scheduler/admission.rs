@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::Scheduler;
+use super::{Scheduler, Scratch};
 use crate::plan::{BatchPlan, BlockCopy, StartedSequence};
 use crate::sequence::{Residence, SequenceIndex};
 use crate::time::Timestamp;
@@ -50,20 +50,18 @@ impl Scheduler {
     /// Finds what the sequence need not compute: the prefix in the cache, or the prompt of a sibling if
     /// that saves more. At least its last token is left, because the next one follows from it.
     fn find_start(&mut self, index: SequenceIndex) -> Origin {
-        let sequence = &self.roster.sequences[index];
-        let start = &mut self.scratch.start;
         let mut origin = Origin::Nothing;
+        let sequence = &self.roster.sequences[index];
+        let may_match = self.kv.publishes() && self.may_match(index);
+        let Scratch { tokens, start } = &mut self.scratch;
         start.clear();
-        if self.kv.publishes() && self.may_match(index) {
-            let tokens = &mut self.scratch.tokens;
+        if may_match {
             tokens.clear();
-            sequence.copy_tokens(0..sequence.len() - 1, tokens);
-            let start = &mut self.scratch.start;
+            sequence.copy_tokens(0..sequence.num_tokens() - 1, tokens);
             self.kv.find(&sequence.request.salt, tokens, start);
             origin = Origin::Cache;
         }
         let num_shareable = sequence.num_prompt() - 1;
-        let start = &mut self.scratch.start;
         if start.num_tokens(self.config.block_size) < num_shareable
             && let Some(sibling) = self.roster.sibling_with_prompt(index)
         {
@@ -90,7 +88,7 @@ impl Scheduler {
                 .num_common(&self.scratch.tokens)
                 .min(home.num_scheduled);
             let num_coming = num_common / block_size * block_size;
-            num_coming.saturating_sub(num_found) * 2 > sequence.len() - num_found
+            num_coming.saturating_sub(num_found) * 2 > sequence.num_tokens() - num_found
         };
         self.flight.rows.iter().any(spares_half)
     }
@@ -105,7 +103,7 @@ impl Scheduler {
     /// Takes blocks for every token of a waiting sequence, beginning with the start found for it.
     fn claim_home(&mut self, index: SequenceIndex) -> Option<(Residence, Option<BlockCopy>)> {
         let sequence = &self.roster.sequences[index];
-        let num_blocks = self.kv.blocks_for(sequence.len());
+        let num_blocks = self.kv.blocks_for(sequence.num_tokens());
         let headroom = self.headroom(index);
         let fits = |left: Option<u32>| left.is_some_and(|left| left >= headroom);
         let start = &mut self.scratch.start;
@@ -127,7 +125,7 @@ impl Scheduler {
             },
             num_computed,
             num_scheduled: num_computed,
-            prefill_end: sequence.len(),
+            prefill_end: sequence.num_tokens(),
         };
         Some((home, copy))
     }
@@ -158,7 +156,7 @@ impl Scheduler {
     /// Blocks that a sequence is expected to take still, and those it takes at the worst.
     fn growth(&self, index: SequenceIndex) -> (u32, u32) {
         let sequence = &self.roster.sequences[index];
-        let num_blocks = self.kv.blocks_for(sequence.len());
+        let num_blocks = self.kv.blocks_for(sequence.num_tokens());
         let worst = self
             .kv
             .blocks_for(sequence.max_len - 1)

@@ -8,6 +8,13 @@ use crate::request::{FinishReason, RowError, TokenId};
 use crate::sequence::{SequenceIndex, stop_string_or};
 use crate::time::Timestamp;
 
+/// A plan and what came of it.
+pub(super) struct Executed<'a> {
+    pub(super) plan: &'a BatchPlan,
+    pub(super) output: &'a ModelOutput,
+    pub(super) now: Timestamp,
+}
+
 /// What a row that did not fail brought.
 struct RowResult<'a> {
     tokens: &'a [TokenId],
@@ -17,22 +24,21 @@ struct RowResult<'a> {
 }
 
 impl Scheduler {
-    /// Settles row `number` of `plan`, which belongs to `index`.
+    /// Settles row `number` of the step, which belongs to `index`.
     pub(super) fn commit_row(
         &mut self,
         index: SequenceIndex,
-        (plan, number): (&BatchPlan, usize),
-        output: &ModelOutput,
-        now: Timestamp,
+        number: usize,
+        step: &Executed<'_>,
         events: &mut Vec<Event>,
     ) {
         if self.has_left(index) {
             return;
         }
-        let row = &plan.rows[number];
+        let (row, now) = (&step.plan.rows[number], step.now);
         let capacity =
             self.roster.sequences[index].running().table.len() as u32 * self.config.block_size;
-        let result = match read_row(row, number, output, capacity) {
+        let result = match read_row(row, number, step.output, capacity) {
             Ok(result) => result,
             Err(error) => return self.fail_row(index, error, now, events),
         };
@@ -76,7 +82,7 @@ impl Scheduler {
         }
         let sequence = &mut self.roster.sequences[index];
         // Keys and values behind a stop are nobody's.
-        let num_computed = (row.first_position + result.num_computed).min(sequence.len());
+        let num_computed = (row.first_position + result.num_computed).min(sequence.num_tokens());
         let home = sequence.status.running_mut();
         home.num_computed = num_computed;
         home.num_scheduled = num_computed;
@@ -142,24 +148,34 @@ fn read_row<'a>(
         .tokens
         .get(out.tokens.start as usize..out.tokens.end as usize)
         .ok_or_else(|| inconsistent("its tokens lie outside the output"))?;
-    if tokens.is_empty() == row.sample {
-        return Err(inconsistent("sampled tokens and the plan disagree"));
-    }
-    // Beyond the row's own tokens there are accepted drafts; the last token is never one of them.
-    let num_drafts = out.num_computed.checked_sub(row.tokens.len());
-    let max_drafts = match found_stop_string {
-        true => u32::MAX,
-        false => tokens.len().saturating_sub(1) as u32,
-    };
-    if num_drafts.is_none_or(|drafts| drafts > max_drafts) {
-        return Err(inconsistent("computed positions and tokens disagree"));
-    }
-    if u64::from(row.first_position) + u64::from(out.num_computed) > u64::from(capacity) {
-        return Err(inconsistent("computed positions lie outside its blocks"));
-    }
-    Ok(RowResult {
+    let result = RowResult {
         tokens,
         num_computed: out.num_computed,
         found_stop_string,
-    })
+    };
+    match contradiction(row, &result, capacity) {
+        Some(what) => Err(inconsistent(what)),
+        None => Ok(result),
+    }
+}
+
+/// What about a result cannot be, given the plan and the `capacity` of the row's blocks in tokens.
+fn contradiction(row: &Row, result: &RowResult<'_>, capacity: u32) -> Option<&'static str> {
+    if result.tokens.is_empty() == row.sample {
+        return Some("sampled tokens and the plan disagree");
+    }
+    let end = row.first_position.checked_add(result.num_computed);
+    if end.is_none_or(|end| end > capacity) {
+        return Some("computed positions lie outside its blocks");
+    }
+    // Beyond the row's own tokens there are accepted drafts. The token after them is computed by nobody
+    // yet, unless the tokens were cut at a stop string.
+    let num_drafts = result.num_computed.checked_sub(row.tokens.len());
+    let max_drafts = match result.found_stop_string {
+        true => u32::MAX,
+        false => result.tokens.len().saturating_sub(1) as u32,
+    };
+    num_drafts
+        .is_none_or(|drafts| drafts > max_drafts)
+        .then_some("computed positions and tokens disagree")
 }

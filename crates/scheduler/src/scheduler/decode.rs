@@ -16,7 +16,7 @@ impl Scheduler {
             if !sequence.running().is_decoding() {
                 continue;
             }
-            let num_uncomputed = sequence.len() - sequence.running().num_computed;
+            let num_uncomputed = sequence.num_tokens() - sequence.running().num_computed;
             num_preempted += self.make_room(index);
             if self.roster.running.len() < position {
                 break;
@@ -36,7 +36,7 @@ impl Scheduler {
         let mut num_preempted = 0;
         loop {
             let sequence = &mut self.roster.sequences[index];
-            let num_blocks = self.kv.blocks_for(sequence.len());
+            let num_blocks = self.kv.blocks_for(sequence.num_tokens());
             let table = &mut sequence.status.running_mut().table;
             if self.kv.extend(table, num_blocks) {
                 return num_preempted;

@@ -58,23 +58,23 @@ impl Scheduler {
 
     /// I3 and I5: counts that fit together, and a published part that is what the cache has.
     fn check_progress(&self, sequence: &Sequence) -> Result<(), String> {
-        if sequence.len() > sequence.max_len {
-            return Err(format!("{} tokens", sequence.len()));
+        if sequence.num_tokens() > sequence.max_len {
+            return Err(format!("{} tokens", sequence.num_tokens()));
         }
         let Some(home) = sequence.status.residence() else {
             return Ok(());
         };
         let num_slots = home.table.len() as u32 * self.config.block_size;
         let in_order = home.num_computed <= home.num_scheduled
-            && home.num_scheduled <= sequence.len()
-            && home.num_computed < sequence.len()
+            && home.num_scheduled <= sequence.num_tokens()
+            && home.num_computed < sequence.num_tokens()
             && home.num_scheduled <= num_slots;
         if !in_order || home.is_in_flight() && self.flight.rows.is_empty() {
             return Err(format!(
                 "{} computed, {} scheduled, {} tokens, {num_slots} slots",
                 home.num_computed,
                 home.num_scheduled,
-                sequence.len()
+                sequence.num_tokens()
             ));
         }
         self.check_published(sequence, home)

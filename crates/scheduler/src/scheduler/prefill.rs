@@ -29,7 +29,7 @@ impl Scheduler {
         plan: &mut BatchPlan,
     ) {
         let sequence = &self.roster.sequences[index];
-        let num_tokens = (*budget).min(sequence.len() - sequence.running().num_computed);
+        let num_tokens = (*budget).min(sequence.num_tokens() - sequence.running().num_computed);
         *budget -= num_tokens;
         self.counters.num_prefill_tokens += u64::from(num_tokens);
         let row = self.push_row(index, num_tokens, plan);
@@ -61,7 +61,7 @@ impl Scheduler {
             first_position: first,
             tokens: span(tokens_start, plan.tokens.len()),
             blocks: span(blocks_start, plan.blocks.len()),
-            sample: end == sequence.len(),
+            sample: end == sequence.num_tokens(),
             prompt_logprobs: Span32::default(),
         });
         self.flight.rows.push(index);

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::plan::{BlockId, OutputRow, Row, RowVerdict, Span32};
-use crate::request::{CacheSalt, Deadlines, SamplingParams, StopCause, StopConditions};
+use crate::request::{
+    CacheSalt, DeadlineKind, Deadlines, SamplingParams, StopCause, StopConditions,
+};
 
 const STEP: u64 = 1_000;
 

@@ -2,12 +2,17 @@
 //!
 //! Preemption and eviction are not operations: small pools bring them about.
 
+use std::collections::BTreeMap;
+
 use millpond_scheduler::mock::{Bursts, StepFailure};
-use millpond_scheduler::{RequestId, RowError, SchedulerConfig};
+use millpond_scheduler::{
+    DeadlineKind, FinishReason, RequestId, RowError, SchedulerConfig, StopCause,
+};
 use proptest::prelude::*;
 
 use crate::harness::{Harness, StopString};
-use crate::property::check_property;
+use crate::ledger::{ChoiceId, Record};
+use crate::property::{check_property, sample_cases};
 use crate::workload::{Ask, asks};
 
 /// What a world does next. Numbers pick among what there is.
@@ -233,4 +238,49 @@ fn a1_the_same_operations_give_the_same_ends_at_the_same_times() {
         };
         assert_eq!(ends(&live(&world)), ends(&live(&world)));
     });
+}
+
+/// What a property never meets it does not test: every way to end, and every way to come by blocks.
+#[test]
+fn the_worlds_of_s01_meet_everything_they_are_about() {
+    let mut met: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut meet = |what, times: u64| *met.entry(what).or_default() += times;
+    for world in sample_cases(400, worlds(120)) {
+        let harness = live(&world);
+        for (id, record) in harness.ledger.records() {
+            meet(way_to_end(record), 1);
+            meet(way_to_begin(id, record), 1);
+        }
+        let counters = harness.scheduler.stats().counters;
+        meet("preemption", counters.num_preemptions);
+        meet("eviction", counters.num_evicted_blocks);
+        meet("cached token", counters.prefix_hit_tokens);
+    }
+    println!("{met:?}");
+    assert_eq!(met.len(), 16, "{met:?}");
+    assert!(met.values().all(|times| *times >= 10), "{met:?}");
+}
+
+fn way_to_begin(id: ChoiceId, record: &Record) -> &'static str {
+    match id.choice {
+        0 => "first choice",
+        choice if choice < record.request.num_choices => "later choice",
+        _ => "fork",
+    }
+}
+
+fn way_to_end(record: &Record) -> &'static str {
+    match record.end.as_ref().map(|end| &end.reason) {
+        None => "no end",
+        Some(FinishReason::Stop(StopCause::EndOfSequence(_))) => "end of sequence",
+        Some(FinishReason::Stop(StopCause::Token(_))) => "stop token",
+        Some(FinishReason::Stop(StopCause::StopString)) => "stop string",
+        Some(FinishReason::Length) => "length",
+        Some(FinishReason::Cancelled) => "cancelled",
+        Some(FinishReason::Timeout(DeadlineKind::Queue)) => "queue timeout",
+        Some(FinishReason::Timeout(DeadlineKind::FirstToken)) => "first token timeout",
+        Some(FinishReason::Timeout(DeadlineKind::Total)) => "total timeout",
+        Some(FinishReason::Error(RowError::StepFailed(_))) => "failed step",
+        Some(FinishReason::Error(_)) => "failed row",
+    }
 }

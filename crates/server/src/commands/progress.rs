@@ -35,7 +35,9 @@ impl FetchBar {
             FetchProgress::Waiting => self.say("waiting for another download of the same model"),
             FetchProgress::Trying { source } => self.say(&format!("fetching from {source}")),
             FetchProgress::Failed { source, problem } => {
-                self.say(&format!("{source}: {problem}"));
+                // If every source fails, the error names each problem.
+                tracing::info!(%source, %problem, "source failed");
+                self.say(&format!("{source} did not deliver, trying the next source"));
             }
             FetchProgress::Downloading { done, total } => self.advance("downloading", done, total),
             FetchProgress::Unpacking { done, total } => self.advance("unpacking", done, total),

@@ -167,6 +167,23 @@ impl PackedMatrix {
         }
     }
 
+    /// Bytes that a matrix of this type will hold; none for a type that no kernel computes.
+    pub fn packed_bytes(dtype: TensorType, out_features: usize, in_features: usize) -> Option<u64> {
+        let outputs = out_features.next_multiple_of(LANES) as u64;
+        let per_output = match dtype {
+            TensorType::F32 => in_features * size_of::<f32>(),
+            TensorType::F16 | TensorType::BF16 => in_features * size_of::<f16>(),
+            quantised => {
+                let format = BlockFormat::of(quantised)?;
+                let num_factors = if format.has_mins { 2 } else { 1 };
+                let units = in_features / format.kind.unit() * (UNIT_BYTES / LANES);
+                let factors = in_features / format.kind.block() * num_factors;
+                units + factors * size_of::<f32>()
+            }
+        };
+        Some(outputs * per_output as u64)
+    }
+
     /// True when products want int8 activations.
     pub fn is_quantised(&self) -> bool {
         matches!(self.weights, Weights::Quantised(_))

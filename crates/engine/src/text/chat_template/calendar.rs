@@ -172,7 +172,7 @@ fn month_and_day(year: u64, mut day_of_year: u64) -> (usize, u64) {
 }
 
 fn days_of_year(year: u64) -> u64 {
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     if is_leap { 366 } else { 365 }
 }
 
