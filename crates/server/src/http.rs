@@ -1,4 +1,5 @@
-//! The HTTP door: connections, bodies, streams, limits and the router. It knows no model and no wire type.
+//! The HTTP door: connections, bodies, streams, limits and the router. It knows no model, and of the wire only how
+//! errors look.
 
 pub mod body;
 pub mod connection;

@@ -61,13 +61,16 @@ fn check_headers(headers: &HeaderMap, limits: &HttpLimits) -> ApiResult<()> {
         let message = "encoded bodies are not supported";
         return Err(ApiError::new(ErrorKind::MediaType, message));
     }
-    let length: Option<usize> = text(header::CONTENT_LENGTH).and_then(|text| text.parse().ok());
-    if headers.contains_key(header::EXPECT)
-        && length.is_some_and(|length| length > limits.max_body_bytes)
-    {
+    let is_too_large = stated_length(headers).is_some_and(|length| length > limits.max_body_bytes);
+    if headers.contains_key(header::EXPECT) && is_too_large {
         return Err(too_large(limits));
     }
     Ok(())
+}
+
+fn stated_length(headers: &HeaderMap) -> Option<usize> {
+    let length = headers.get(header::CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
 }
 
 fn is_json(content_type: &str) -> bool {
@@ -88,8 +91,10 @@ async fn read_body(
     limits: &HttpLimits,
     budget: BodyBudget,
 ) -> ApiResult<JsonBody> {
+    // Room for all of it at once; what does not come costs no memory.
+    let stated = stated_length(request.headers()).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(stated.min(limits.max_body_bytes));
     let mut body = request.into_body();
-    let mut bytes = Vec::new();
     let mut share = BodyShare::empty(budget);
     let mut num_read = 0_usize;
     while let Some(frame) = next_frame(&mut body, limits).await? {

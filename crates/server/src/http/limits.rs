@@ -66,8 +66,8 @@ pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Fields of one JSON object that we look into.
 pub const MAX_FIELDS: usize = 256;
 
-/// Tokens of one prompt given as token ids, before the model's context is looked at.
-pub const MAX_PROMPT_TOKENS: usize = 1 << 20;
+/// Token ids of one detokenize request.
+pub const MAX_DETOKENIZED: usize = 1 << 18;
 
 /// Parts of one message's content.
 pub const MAX_CONTENT_PARTS: usize = 1024;

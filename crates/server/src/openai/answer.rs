@@ -9,7 +9,7 @@ use super::completions::CompletionAnswer;
 use super::errors::{ApiError, ApiResult};
 use super::shape::{AnswerShape, Delivery};
 use crate::http::request_name::Warnings;
-use crate::http::sse::{SseSink, write_done, write_event};
+use crate::http::sse::{Refused, SseSink, write_done, write_event};
 use crate::running::{PromptEvent, Running};
 
 /// Encoded bytes after which a burst of events is handed on.
@@ -110,15 +110,18 @@ async fn pump(mut running: Running, mut answer: Answer, first: Option<PromptEven
             }
         }
         if let Err(refused) = sink.push(&mut out) {
-            tracing::info!(reason = refused.as_str(), "a stream was aborted");
-            return;
+            return log_abort(refused);
         }
         next = tokio::select! {
             biased;
             event = running.next() => event,
-            () = sink.reader_gone() => return,
+            () = sink.reader_gone() => return log_abort(Refused::ReaderGone),
         };
     }
+}
+
+fn log_abort(refused: Refused) {
+    tracing::info!(reason = refused.as_str(), "a stream was aborted");
 }
 
 fn finish_with_error(error: &ApiError, mut out: Vec<u8>, sink: SseSink) {

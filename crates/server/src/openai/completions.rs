@@ -21,7 +21,7 @@ use super::fields::Fields;
 use super::finish::{StopReason, finish_reason};
 use super::logprobs::{LegacyLogprobs, PromptLogprobs, Spelling, TextOffset};
 use super::options::{refuse, seed_to_wire, take_options};
-use super::prompt::parse_prompts;
+use super::prompt::{PromptBounds, parse_prompts};
 use super::shape::{AnswerShape, refuse_streamed_prompt_logprobs, take_shape};
 use super::submit::{Submission, observe_options};
 use super::tally::Tally;
@@ -147,7 +147,11 @@ pub fn take_prompts(fields: &mut Fields, app: &App) -> ApiResult<Vec<Prompt>> {
     let value = fields
         .take_raw("prompt")
         .ok_or_else(|| ApiError::invalid("prompt", "is required"))?;
-    let prompts = parse_prompts(value, app.limits.max_prompts)?;
+    let bounds = PromptBounds {
+        max_prompts: app.limits.max_prompts,
+        max_context: app.llm.info().max_context as usize,
+    };
+    let prompts = parse_prompts(value, bounds)?;
     let encode = |prompt| match prompt {
         Prompt::Text(text) if !add_special_tokens => {
             let tokens = app.llm.tokenize(&text, false)?;

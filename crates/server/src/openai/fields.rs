@@ -106,14 +106,52 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// Takes one text or a list of at most `max` texts.
-    pub fn take_texts(&mut self, name: &str, max: usize) -> ApiResult<Option<Vec<String>>> {
-        match self.take_raw(name) {
-            None => Ok(None),
-            Some(value) if value.get().starts_with('"') => {
-                self.parse(name, value).map(|text| Some(vec![text]))
-            }
-            Some(value) => parse_list(value, &self.name_of(name), max).map(Some),
+    /// Takes a text of at most `max_bytes`.
+    pub fn take_text(&mut self, name: &str, max_bytes: usize) -> ApiResult<Option<String>> {
+        let text = self
+            .take_raw(name)
+            .map(|value| self.parse_text(name, value, max_bytes));
+        text.transpose()
+    }
+
+    /// Takes one text or a list of at most `max` texts, each of at most `max_bytes`.
+    pub fn take_texts(
+        &mut self,
+        name: &str,
+        max: usize,
+        max_bytes: usize,
+    ) -> ApiResult<Option<Vec<String>>> {
+        let Some(value) = self.take_raw(name) else {
+            return Ok(None);
+        };
+        if value.get().starts_with('"') {
+            let text = self.parse_text(name, value, max_bytes)?;
+            return Ok(Some(vec![text]));
+        }
+        let texts: Vec<&RawValue> = parse_list(value, &self.name_of(name), max)?;
+        let parse = |text| self.parse_text(name, text, max_bytes);
+        texts
+            .into_iter()
+            .map(parse)
+            .collect::<ApiResult<_>>()
+            .map(Some)
+    }
+
+    /// A text that is too long even if it were all escapes is refused before it is copied.
+    fn parse_text(&self, name: &str, value: &'a RawValue, max_bytes: usize) -> ApiResult<String> {
+        const LONGEST_ESCAPE: usize = 6;
+        let too_long = || {
+            let message = format!("a text may have at most {max_bytes} bytes");
+            ApiError::invalid(self.name_of(name), message)
+        };
+        if value.get().len() / LONGEST_ESCAPE > max_bytes {
+            return Err(too_long());
+        }
+        let text: String = self.parse(name, value)?;
+        if text.len() > max_bytes {
+            Err(too_long())
+        } else {
+            Ok(text)
         }
     }
 
@@ -422,16 +460,27 @@ mod tests {
     }
 
     #[test]
-    fn one_text_or_a_bounded_list() {
-        let mut fields =
-            Fields::of_body(br#"{"a":"x","b":["x","y"],"c":["x","y","z"],"d":[1]}"#, 64)
-                .expect("valid JSON");
-        assert_eq!(fields.take_texts("a", 2), Ok(Some(vec!["x".to_owned()])));
+    fn one_text_or_a_bounded_list_of_bounded_texts() {
+        let texts = |json: &str| {
+            let body = format!("{{\"a\":{json}}}");
+            let mut fields = Fields::of_body(body.as_bytes(), 64).expect("valid JSON");
+            fields.take_texts("a", 2, 3).map(Option::unwrap_or_default)
+        };
+        assert_eq!(texts(r#""xyz""#), Ok(vec!["xyz".to_owned()]));
         assert_eq!(
-            fields.take_texts("b", 2),
-            Ok(Some(vec!["x".to_owned(), "y".to_owned()]))
+            texts(r#"["\u0041BC","y"]"#),
+            Ok(vec!["ABC".to_owned(), "y".to_owned()])
         );
-        assert!(fields.take_texts("c", 2).is_err());
-        assert!(fields.take_texts("d", 2).is_err());
+        for refused in [
+            r#""wxyz""#,
+            r#"["x","y","z"]"#,
+            "[1]",
+            "1",
+            r#"["x","wxyz"]"#,
+        ] {
+            let error = texts(refused).expect_err(refused);
+            assert_eq!(error.param.as_deref(), Some("a"), "{refused}");
+        }
+        assert!(texts(&format!("\"{}\"", "x".repeat(1 << 20))).is_err());
     }
 }

@@ -30,7 +30,7 @@ pub fn take_options(fields: &mut Fields, limits: &Limits) -> ApiResult<Generatio
         seed: fields.take("seed")?.map(seed_from_wire),
         n: fields.take("n")?.unwrap_or(1),
         stop: fields
-            .take_texts("stop", limits.max_stop)?
+            .take_texts("stop", limits.max_stop, limits.max_stop_bytes)?
             .unwrap_or_default(),
         stop_token_ids: fields
             .take_list("stop_token_ids", max_ids)?
@@ -41,7 +41,9 @@ pub fn take_options(fields: &mut Fields, limits: &Limits) -> ApiResult<Generatio
         logprobs: None,
         prompt_logprobs: fields.take("prompt_logprobs")?,
         priority: fields.take("priority")?.unwrap_or(0),
-        cache_salt: fields.take("cache_salt")?.unwrap_or_default(),
+        cache_salt: fields
+            .take_text("cache_salt", limits.max_cache_salt_bytes)?
+            .unwrap_or_default(),
         timeout_secs: fields.take_number("timeout")?,
     })
 }

@@ -1,33 +1,56 @@
 //! The `prompt` of a completion in its four forms: a text, texts, token ids, lists of token ids.
 
+use std::cell::Cell;
 use std::fmt;
 
 use millpond_engine::llm::Prompt;
 use millpond_scheduler::TokenId;
+use serde::Deserializer;
 use serde::de::{self, DeserializeSeed, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::errors::{ApiError, ApiResult};
+use super::errors::{ApiError, ApiResult, ErrorKind};
 use super::fields::without_position;
-use crate::http::limits::MAX_PROMPT_TOKENS;
 
-/// Reads one or several prompts, at most `max_prompts`.
-pub fn parse_prompts(value: &RawValue, max_prompts: usize) -> ApiResult<Vec<Prompt>> {
-    let prompts = PromptsSeed { max_prompts }
-        .deserialize(&mut serde_json::Deserializer::from_str(value.get()))
-        .map_err(|error| ApiError::invalid("prompt", without_position(&error)))?;
-    if prompts.is_empty() {
-        return Err(ApiError::invalid("prompt", "must not be empty"));
+/// Bounds of a request's prompts.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptBounds {
+    /// Prompts of one request.
+    pub max_prompts: usize,
+    /// The model's context; more token ids can never fit.
+    pub max_context: usize,
+}
+
+/// Reads one or several prompts.
+pub fn parse_prompts(value: &RawValue, bounds: PromptBounds) -> ApiResult<Vec<Prompt>> {
+    let too_long = Cell::new(false);
+    let parser = PromptsParser {
+        bounds,
+        too_long: &too_long,
+    };
+    let mut deserializer = serde_json::Deserializer::from_str(value.get());
+    match parser.deserialize(&mut deserializer) {
+        Ok(prompts) if prompts.is_empty() => Err(ApiError::invalid("prompt", "must not be empty")),
+        Ok(prompts) => Ok(prompts),
+        Err(error) => {
+            let kind = match too_long.get() {
+                true => ErrorKind::ContextLength,
+                false => ErrorKind::Invalid,
+            };
+            Err(ApiError::of_field(kind, "prompt", without_position(&error)))
+        }
     }
-    Ok(prompts)
 }
 
-struct PromptsSeed {
-    max_prompts: usize,
+/// Reads the whole field.
+#[derive(Clone, Copy)]
+struct PromptsParser<'c> {
+    bounds: PromptBounds,
+    /// Set when an error is one of length: JSON errors are texts.
+    too_long: &'c Cell<bool>,
 }
 
-impl<'de> DeserializeSeed<'de> for PromptsSeed {
+impl<'de> DeserializeSeed<'de> for PromptsParser<'_> {
     type Value = Vec<Prompt>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -35,7 +58,7 @@ impl<'de> DeserializeSeed<'de> for PromptsSeed {
     }
 }
 
-impl<'de> Visitor<'de> for PromptsSeed {
+impl<'de> Visitor<'de> for PromptsParser<'_> {
     type Value = Vec<Prompt>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
@@ -48,38 +71,56 @@ impl<'de> Visitor<'de> for PromptsSeed {
 
     /// The first element tells which form the list has.
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        match seq.next_element()? {
+        match seq.next_element_seed(ElementParser(self))? {
             None => Ok(Vec::new()),
             Some(Element::Token(first)) => {
-                let mut tokens = vec![first];
-                extend_tokens(&mut tokens, &mut seq)?;
+                let tokens = self.read_tokens(vec![first], &mut seq)?;
                 Ok(vec![Prompt::Tokens(tokens)])
             }
-            Some(Element::Prompt(first)) => self.visit_prompts(first, seq),
+            Some(Element::Prompt(first)) => self.read_prompts(first, seq),
         }
     }
 }
 
-impl PromptsSeed {
-    fn visit_prompts<'de, A: SeqAccess<'de>>(
+impl PromptsParser<'_> {
+    fn read_prompts<'de, A: SeqAccess<'de>>(
         self,
         first: Prompt,
         mut seq: A,
     ) -> Result<Vec<Prompt>, A::Error> {
         let mut prompts = vec![first];
-        while let Some(element) = seq.next_element()? {
+        while let Some(element) = seq.next_element_seed(ElementParser(self))? {
             let Element::Prompt(prompt) = element else {
-                return Err(de::Error::custom(
-                    "token ids and prompts cannot share a list",
-                ));
+                let message = "token ids and prompts cannot share a list";
+                return Err(de::Error::custom(message));
             };
-            if prompts.len() == self.max_prompts {
-                let message = format!("at most {} prompts allowed (max_prompts)", self.max_prompts);
+            if prompts.len() == self.bounds.max_prompts {
+                let max = self.bounds.max_prompts;
+                let message = format!("at most {max} prompts allowed (max_prompts)");
                 return Err(de::Error::custom(message));
             }
             prompts.push(prompt);
         }
         Ok(prompts)
+    }
+
+    fn read_tokens<'de, A: SeqAccess<'de>>(
+        self,
+        mut tokens: Vec<TokenId>,
+        seq: &mut A,
+    ) -> Result<Vec<TokenId>, A::Error> {
+        while let Some(id) = seq.next_element()? {
+            if tokens.len() == self.bounds.max_context {
+                self.too_long.set(true);
+                let max = self.bounds.max_context;
+                let message = format!(
+                    "the prompt has more than {max} tokens, which is this model's maximum context length"
+                );
+                return Err(de::Error::custom(message));
+            }
+            tokens.push(TokenId(id));
+        }
+        Ok(tokens)
     }
 }
 
@@ -89,15 +130,18 @@ enum Element {
     Prompt(Prompt),
 }
 
-impl<'de> Deserialize<'de> for Element {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ElementVisitor)
+/// Reads one element.
+struct ElementParser<'c>(PromptsParser<'c>);
+
+impl<'de> DeserializeSeed<'de> for ElementParser<'_> {
+    type Value = Element;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Element, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-struct ElementVisitor;
-
-impl<'de> Visitor<'de> for ElementVisitor {
+impl<'de> Visitor<'de> for ElementParser<'_> {
     type Value = Element;
 
     fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
@@ -109,8 +153,8 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, id: u64) -> Result<Element, E> {
-        let id =
-            u32::try_from(id).map_err(|_| de::Error::custom(format!("no token has id {id}")))?;
+        let unknown = |_| de::Error::custom(format!("no token has id {id}"));
+        let id = u32::try_from(id).map_err(unknown)?;
         Ok(Element::Token(TokenId(id)))
     }
 
@@ -119,34 +163,24 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
-        let mut tokens = Vec::new();
-        extend_tokens(&mut tokens, &mut seq)?;
+        let tokens = self.0.read_tokens(Vec::new(), &mut seq)?;
         Ok(Element::Prompt(Prompt::Tokens(tokens)))
     }
-}
-
-fn extend_tokens<'de, A: SeqAccess<'de>>(
-    tokens: &mut Vec<TokenId>,
-    seq: &mut A,
-) -> Result<(), A::Error> {
-    while let Some(id) = seq.next_element()? {
-        if tokens.len() == MAX_PROMPT_TOKENS {
-            let message = format!("at most {MAX_PROMPT_TOKENS} token ids allowed");
-            return Err(de::Error::custom(message));
-        }
-        tokens.push(TokenId(id));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const BOUNDS: PromptBounds = PromptBounds {
+        max_prompts: 3,
+        max_context: 5,
+    };
+
     /// Prompts in a short notation: `t:text`, `i:id,id`.
     fn check(json: &str, expected: Result<&[&str], ()>) {
         let value = RawValue::from_string(json.to_owned()).expect("valid JSON");
-        let parsed = parse_prompts(&value, 3).map_err(drop).map(|prompts| {
+        let parsed = parse_prompts(&value, BOUNDS).map_err(drop).map(|prompts| {
             let short = |prompt: &Prompt| match prompt {
                 Prompt::Text(text) => format!("t:{text}"),
                 Prompt::Tokens(tokens) => {
@@ -197,8 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_ids_is_bounded() {
-        let ids = vec!["1"; MAX_PROMPT_TOKENS + 1].join(",");
-        check(&format!("[{ids}]"), Err(()));
+    fn a_list_of_ids_is_bounded_by_the_context() {
+        check("[1,2,3,4,5]", Ok(&["i:1,2,3,4,5"]));
+        for json in ["[1,2,3,4,5,6]", "[[1,2,3,4,5,6]]"] {
+            let value = RawValue::from_string(json.to_owned()).expect("valid JSON");
+            let error = parse_prompts(&value, BOUNDS).expect_err("too long");
+            assert_eq!(error.kind, ErrorKind::ContextLength);
+        }
     }
 }

@@ -14,7 +14,7 @@ use super::fields::Fields;
 use super::submit::blocking;
 use crate::app::App;
 use crate::http::body::JsonBody;
-use crate::http::limits::MAX_PROMPT_TOKENS;
+use crate::http::limits::MAX_DETOKENIZED;
 
 /// Answer of `/tokenize`.
 #[derive(Debug, Serialize)]
@@ -93,7 +93,7 @@ fn detokenize_body(app: &App, body: &JsonBody) -> ApiResult<Detokenized> {
     app.names
         .check(fields.take::<String>("model")?.as_deref())?;
     let tokens = fields
-        .take_list::<u64>("tokens", MAX_PROMPT_TOKENS)?
+        .take_list::<u64>("tokens", MAX_DETOKENIZED)?
         .ok_or_else(|| ApiError::invalid("tokens", "is required"))?;
     notes.finish(fields)?;
     Ok(Detokenized {

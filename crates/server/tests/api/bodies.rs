@@ -122,6 +122,74 @@ async fn lists_are_bounded() {
     refused(&server, COMPLETIONS, empty, 400, Some("stop")).await;
 }
 
+/// A-T02: what a hostile body costs in memory is bounded by the limit on bodies, whatever it spells.
+#[tokio::test]
+async fn hostile_bodies_cost_little_memory() {
+    let server = Server::start(&[]);
+    server.chat(json!({})).await;
+    server.complete(json!({})).await;
+    let before = server.peak_memory();
+    let fill = |open: &str, element: &str, close: &str| {
+        let room = (8 << 20) - open.len() - close.len() - 64;
+        format!("{open}{}{close}", element.repeat(room / element.len()))
+    };
+    for (path, body) in [
+        (CHAT, fill("{\"messages\":[", "0,", "0]}")),
+        (
+            CHAT,
+            fill(
+                "{\"messages\":[{\"role\":\"user\",\"content\":[",
+                "{},",
+                "{}]}]}",
+            ),
+        ),
+        (
+            CHAT,
+            fill("{\"chat_template_kwargs\":{\"a\":[", "0,", "0]}}"),
+        ),
+        (CHAT, fill("{\"tools\":[", "0,", "0]}")),
+        (CHAT, fill("{\"zeta\":[", "0,", "0]}")),
+        (COMPLETIONS, fill("{\"prompt\":[", "0,", "0]}")),
+        (COMPLETIONS, fill("{\"prompt\":[[", "0,", "0]]}")),
+        (
+            COMPLETIONS,
+            fill("{\"prompt\":\"a\",\"stop\":[", "\"\",", "\"\"]}"),
+        ),
+        (
+            COMPLETIONS,
+            fill("{\"prompt\":\"a\",\"stop_token_ids\":[", "0,", "0]}"),
+        ),
+        (
+            COMPLETIONS,
+            fill(
+                "{\"prompt\":\"a\",\"logit_bias\":{",
+                "\"1\":0,",
+                "\"1\":0}}",
+            ),
+        ),
+        (
+            COMPLETIONS,
+            fill("{\"prompt\":\"a\",\"cache_salt\":\"", "a", "\"}"),
+        ),
+        (
+            COMPLETIONS,
+            fill("{\"prompt\":\"a\",\"user\":\"", "a", "\"}"),
+        ),
+        ("/detokenize", fill("{\"tokens\":[", "0,", "0]}")),
+    ] {
+        let answer = server.post_text(path, body.clone()).await;
+        let is_harmless = body.contains("\"user\":\"");
+        assert_eq!(
+            answer.status,
+            if is_harmless { 200 } else { 400 },
+            "{body:.60}: {:.300}",
+            answer.text
+        );
+    }
+    let grown = server.peak_memory() - before;
+    assert!(grown < 3 * 8 * 1024, "{grown} KiB more than before");
+}
+
 #[tokio::test]
 async fn a_body_over_the_limit_is_told_so() {
     let server = Server::start(&[]);

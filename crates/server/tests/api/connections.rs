@@ -140,6 +140,25 @@ async fn connections_are_counted_and_given_back() {
     }
 }
 
+/// L10: a process without free files waits, and serves again once there are some.
+#[tokio::test]
+async fn running_out_of_files_is_survived() {
+    let server = Server::start_with_files(48, &[]);
+    let held: Vec<_> = (0..60).map(|_| server.connect()).collect();
+    let end = Instant::now() + PATIENCE;
+    while !server.log().contains("cannot accept connections") {
+        assert!(Instant::now() < end, "{}", server.log());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(held);
+    assert_eq!(server.chat(json!({})).await.status, 200);
+    let num_complaints = server.log().matches("cannot accept connections").count();
+    assert!(
+        num_complaints < 50,
+        "{num_complaints} complaints: the loop spins"
+    );
+}
+
 /// Room for a stream that fills every buffer between the server and a reader that does not read.
 const LONG: &[&str] = &["--max-context", "1000000", "--kv-tokens", "1100000"];
 
@@ -159,9 +178,7 @@ async fn neglect(flags: &[&str]) -> (Server, String) {
     stream
         .write_all((head + &body).as_bytes())
         .expect("the server listens");
-    server
-        .metric_becomes("vllm:num_requests_running", 1.0)
-        .await;
+    while server.metric("vllm:generation_tokens_total").await == 0.0 {}
     server
         .metric_becomes("vllm:num_requests_running", 0.0)
         .await;

@@ -56,9 +56,21 @@ impl Answer {
 impl Server {
     /// Starts a server with these flags besides.
     pub fn start(flags: &[&str]) -> Self {
+        Server::run(Command::new(env!("CARGO_BIN_EXE_millpond")), flags)
+    }
+
+    /// Starts a server that may have so many files open.
+    pub fn start_with_files(num_files: usize, flags: &[&str]) -> Self {
+        let mut shell = Command::new("sh");
+        let script = format!("ulimit -n {num_files}; exec \"$0\" \"$@\"");
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_millpond")]);
+        Server::run(shell, flags)
+    }
+
+    fn run(mut command: Command, flags: &[&str]) -> Self {
         let folder = TempDir::new().expect("a scratch folder");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log file");
-        let mut process = Command::new(env!("CARGO_BIN_EXE_millpond"))
+        let mut process = command
             .args(["serve", "--model", "mock", "--port", "0"])
             .args(flags)
             .stdin(Stdio::null())
@@ -171,6 +183,14 @@ impl Server {
             assert!(Instant::now() < end, "{name} is {value}, not {expected}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// The most memory that the process had so far, in KiB.
+    pub fn peak_memory(&self) -> u64 {
+        let status = read(format!("/proc/{}/status", self.process.id()).into());
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+        number.expect("Linux tells")
     }
 
     /// Sends a signal, by the name that `kill` knows.
