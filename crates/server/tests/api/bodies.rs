@@ -122,13 +122,9 @@ async fn lists_are_bounded() {
     refused(&server, COMPLETIONS, empty, 400, Some("stop")).await;
 }
 
-/// A-T02: what a hostile body costs in memory is bounded by the limit on bodies, whatever it spells.
+/// A-T02: what a hostile body costs in memory is at most twice the limit on bodies, whatever it spells.
 #[tokio::test]
 async fn hostile_bodies_cost_little_memory() {
-    let server = Server::start(&[]);
-    server.chat(json!({})).await;
-    server.complete(json!({})).await;
-    let before = server.peak_memory();
     let fill = |open: &str, element: &str, close: &str| {
         let room = (8 << 20) - open.len() - close.len() - 64;
         format!("{open}{}{close}", element.repeat(room / element.len()))
@@ -177,17 +173,25 @@ async fn hostile_bodies_cost_little_memory() {
         ),
         ("/detokenize", fill("{\"tokens\":[", "0,", "0]}")),
     ] {
-        let answer = server.post_text(path, body.clone()).await;
+        // Each has a server of its own: what an allocator keeps from one body is not the next one's cost.
+        let server = Server::start(&[]);
+        server.complete(json!({})).await;
+        let before = server.peak_memory();
         let is_harmless = body.contains("\"user\":\"");
+        let name = format!("{path} {body:.60}");
+        let answer = server.post_text(path, body).await;
         assert_eq!(
             answer.status,
             if is_harmless { 200 } else { 400 },
-            "{body:.60}: {:.300}",
+            "{name}: {:.300}",
             answer.text
         );
+        let grown = server.peak_memory() - before;
+        assert!(
+            grown < 2 * 8 * 1024 + 1024,
+            "{name}: {grown} KiB more than before"
+        );
     }
-    let grown = server.peak_memory() - before;
-    assert!(grown < 3 * 8 * 1024, "{grown} KiB more than before");
 }
 
 #[tokio::test]
