@@ -10,6 +10,7 @@ pub mod completions;
 pub mod envelope;
 pub mod errors;
 pub mod fields;
+pub mod finish;
 pub mod logprobs;
 pub mod messages;
 pub mod models;

@@ -82,9 +82,9 @@ impl Running {
     }
 
     fn poll_next(&mut self, context: &mut Context) -> Poll<Option<ApiResult<PromptEvent>>> {
-        let num_tracks = self.tracks.len();
+        let (num_tracks, first) = (self.tracks.len(), self.turn);
         for step in 0..num_tracks {
-            let prompt = (self.turn + step) % num_tracks;
+            let prompt = (first + step) % num_tracks;
             let track = &mut self.tracks[prompt];
             if track.ended {
                 continue;

@@ -1,14 +1,15 @@
 //! One connection from its first byte to its last.
 
+use std::convert::Infallible;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
-use hyper::Request;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -31,24 +32,8 @@ pub async fn serve(
         limits.header_timeout,
         limits.slow_reader_timeout,
     );
-    let service = service_fn(|request: Request<Incoming>| {
-        clock.turn();
-        let turn_at_end = TurnAtEnd(Arc::clone(&clock));
-        let response = router.clone().oneshot(request.map(Body::new));
-        async move {
-            let response = response.await?;
-            Ok::<_, std::convert::Infallible>(response.map(|inner| ClockedBody {
-                inner,
-                _turn_at_end: turn_at_end,
-            }))
-        }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.keep_alive.max(limits.header_timeout))
-        .max_buf_size(MAX_HEAD_BYTES)
-        .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(io), service);
+    let service = service_fn(|request| answer(request, router.clone(), Arc::clone(&clock)));
+    let connection = protocol(limits).serve_connection(TokioIo::new(io), service);
     let mut connection = pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,
@@ -60,6 +45,31 @@ pub async fn serve(
     if let Err(error) = result {
         tracing::debug!(%error, "a connection ended early");
     }
+}
+
+/// hyper's timer runs while a connection is idle, too, so it has the longer of the two times.
+fn protocol(limits: &HttpLimits) -> http1::Builder {
+    let mut protocol = http1::Builder::new();
+    protocol
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.keep_alive.max(limits.header_timeout))
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS);
+    protocol
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    router: axum::Router,
+    clock: Arc<RequestClock>,
+) -> Result<Response<ClockedBody>, Infallible> {
+    clock.turn();
+    let turn_at_end = TurnAtEnd(clock);
+    let response = router.oneshot(request.map(Body::new)).await?;
+    Ok(response.map(|inner| ClockedBody {
+        inner,
+        _turn_at_end: turn_at_end,
+    }))
 }
 
 /// Tells the clock when an answer has been handed over, or its request has been given up.

@@ -11,15 +11,16 @@ use serde_json::{Map, Value};
 
 use super::answer::{Answer, deliver};
 use super::border::{Notes, settle_known};
-use super::envelope::{Extras, Stamp};
+use super::envelope::{Extras, Stamp, chunk_usage, closing_extras};
 use super::errors::{ApiError, ApiResult};
 use super::fields::Fields;
+use super::finish::{StopReason, finish_reason};
 use super::logprobs::{ChatLogprobs, PromptLogprobs, Spelling};
 use super::messages::take_messages;
 use super::options::{Renames, refuse, seed_to_wire, take_options};
-use super::shape::{AnswerShape, Delivery, StreamUsage, take_shape};
+use super::shape::{AnswerShape, refuse_streamed_prompt_logprobs, take_shape};
 use super::submit::{Submission, observe_options};
-use super::tally::{Tally, Usage};
+use super::tally::Tally;
 use crate::app::App;
 use crate::http::body::JsonBody;
 use crate::http::limits::MAX_FREE_JSON_BYTES;
@@ -138,18 +139,6 @@ fn refuse_chat_fields(fields: &mut Fields) -> ApiResult<()> {
     Ok(())
 }
 
-/// Prompt log-probabilities come whole or not at all, as in vLLM.
-pub fn refuse_streamed_prompt_logprobs(
-    shape: &AnswerShape,
-    prompt_logprobs: Option<u64>,
-) -> ApiResult<()> {
-    if prompt_logprobs.is_some() && shape.delivery != Delivery::Whole {
-        let message = "is not available when stream is true";
-        return Err(ApiError::invalid("prompt_logprobs", message));
-    }
-    Ok(())
-}
-
 /// `logprobs` switches them on, `top_logprobs` counts the alternatives.
 fn take_logprobs(fields: &mut Fields) -> ApiResult<Option<u64>> {
     let wanted: bool = fields.take("logprobs")?.unwrap_or(false);
@@ -239,43 +228,6 @@ struct ChatDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
-}
-
-/// vLLM's `stop_reason`: the stop string or stop token that ended a choice.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-pub enum StopReason {
-    /// The stop string.
-    Text(String),
-    /// The stop token.
-    Token(TokenId),
-}
-
-impl StopReason {
-    /// `None` when the model ended by itself or a limit was met.
-    pub fn of(reason: &FinishReason, matched_stop: Option<String>) -> Option<Self> {
-        use millpond_scheduler::StopCause;
-        match reason {
-            FinishReason::Stop(StopCause::StopString) => matched_stop.map(StopReason::Text),
-            FinishReason::Stop(StopCause::Token(token)) => Some(StopReason::Token(*token)),
-            FinishReason::Stop(StopCause::EndOfSequence(_))
-            | FinishReason::Length
-            | FinishReason::Cancelled
-            | FinishReason::Timeout(_)
-            | FinishReason::Error(_) => None,
-        }
-    }
-}
-
-/// OpenAI's `finish_reason` of a choice that came to its own end; the other reasons end the answer with an
-/// error instead.
-pub fn finish_reason(reason: &FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop(_) => "stop",
-        FinishReason::Length => "length",
-        FinishReason::Cancelled | FinishReason::Timeout(_) => "abort",
-        FinishReason::Error(_) => "error",
-    }
 }
 
 const ASSISTANT: &str = "assistant";
@@ -484,26 +436,5 @@ fn chunk_choice(index: u32, delta: ChatDelta) -> ChatChunkChoice {
         finish_reason: None,
         stop_reason: None,
         token_ids: None,
-    }
-}
-
-/// The `usage` of a chunk with choices: absent, `null` or the counts so far.
-pub fn chunk_usage(shape: &AnswerShape, tally: &Tally) -> Option<Option<Usage>> {
-    match shape.delivery {
-        Delivery::Whole | Delivery::Stream(StreamUsage::Never) => None,
-        Delivery::Stream(StreamUsage::AtEnd) => Some(None),
-        Delivery::Stream(StreamUsage::Continuous) => Some(Some(tally.usage())),
-    }
-}
-
-/// What the last chunk carries; `None` when there is none.
-pub fn closing_extras(shape: &AnswerShape, tally: &Tally) -> Option<Extras<'static>> {
-    match shape.delivery {
-        Delivery::Whole | Delivery::Stream(StreamUsage::Never) => None,
-        Delivery::Stream(StreamUsage::AtEnd | StreamUsage::Continuous) => Some(Extras {
-            usage: Some(Some(tally.usage())),
-            timings: tally.timings(),
-            ..Extras::default()
-        }),
     }
 }

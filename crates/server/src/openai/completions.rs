@@ -15,16 +15,14 @@ use serde::Serialize;
 
 use super::answer::{Answer, deliver};
 use super::border::{Notes, settle_known};
-use super::chat::{
-    StopReason, chunk_usage, closing_extras, finish_reason, refuse_streamed_prompt_logprobs,
-};
-use super::envelope::{Extras, Stamp};
+use super::envelope::{Extras, Stamp, chunk_usage, closing_extras};
 use super::errors::{ApiError, ApiResult};
 use super::fields::Fields;
+use super::finish::{StopReason, finish_reason};
 use super::logprobs::{LegacyLogprobs, PromptLogprobs, Spelling, TextOffset};
 use super::options::{refuse, seed_to_wire, take_options};
 use super::prompt::parse_prompts;
-use super::shape::{AnswerShape, take_shape};
+use super::shape::{AnswerShape, refuse_streamed_prompt_logprobs, take_shape};
 use super::submit::{Submission, observe_options};
 use super::tally::Tally;
 use crate::app::App;

@@ -6,7 +6,8 @@ use millpond_scheduler::TokenId;
 use serde::Serialize;
 
 use super::logprobs::PromptLogprobs;
-use super::tally::{Timings, Usage};
+use super::shape::{AnswerShape, Delivery, StreamUsage};
+use super::tally::{Tally, Timings, Usage};
 
 /// Fields that are the same in all chunks of an answer.
 #[derive(Clone, Debug)]
@@ -74,5 +75,26 @@ impl Stamp {
             choices,
             extras,
         }
+    }
+}
+
+/// The `usage` of a chunk with choices: absent, `null` or the counts so far.
+pub fn chunk_usage(shape: &AnswerShape, tally: &Tally) -> Option<Option<Usage>> {
+    match shape.delivery {
+        Delivery::Whole | Delivery::Stream(StreamUsage::Never) => None,
+        Delivery::Stream(StreamUsage::AtEnd) => Some(None),
+        Delivery::Stream(StreamUsage::Continuous) => Some(Some(tally.usage())),
+    }
+}
+
+/// What the last chunk carries; `None` when there is none.
+pub fn closing_extras(shape: &AnswerShape, tally: &Tally) -> Option<Extras<'static>> {
+    match shape.delivery {
+        Delivery::Whole | Delivery::Stream(StreamUsage::Never) => None,
+        Delivery::Stream(StreamUsage::AtEnd | StreamUsage::Continuous) => Some(Extras {
+            usage: Some(Some(tally.usage())),
+            timings: tally.timings(),
+            ..Extras::default()
+        }),
     }
 }

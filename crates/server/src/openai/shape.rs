@@ -70,6 +70,18 @@ fn take_stream_usage(fields: &mut Fields) -> ApiResult<Option<StreamUsage>> {
     }))
 }
 
+/// Prompt log-probabilities come whole or not at all, as in vLLM.
+pub fn refuse_streamed_prompt_logprobs(
+    shape: &AnswerShape,
+    prompt_logprobs: Option<u64>,
+) -> ApiResult<()> {
+    if prompt_logprobs.is_some() && shape.delivery != Delivery::Whole {
+        let message = "is not available when stream is true";
+        return Err(ApiError::invalid("prompt_logprobs", message));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -64,7 +64,7 @@ pub async fn blocking<T: Send + 'static>(
 /// Notes what a request asked for.
 pub fn observe_options(app: &App, options: &GenerationOptions) {
     if let Some(max_tokens) = options.max_tokens {
-        let histogram = &app.metrics.requests.params_max_tokens;
+        let histogram = &app.metrics.requests.counts.params_max_tokens;
         histogram.observe(max_tokens as f64);
     }
 }

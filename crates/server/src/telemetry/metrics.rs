@@ -50,27 +50,47 @@ struct CacheConfig {
 /// Fed as requests go by. Cheap to clone.
 #[derive(Clone)]
 pub struct RequestMetrics {
+    ends: Ends,
+    /// Seconds.
+    pub times: Times,
+    /// Tokens and choices.
+    pub counts: Counts,
+}
+
+/// How requests ended or were refused.
+#[derive(Clone)]
+struct Ends {
     finished: IntCounterVec,
     rejected: IntCounterVec,
     corrupted: IntCounter,
-    time_to_first_token: Histogram,
-    /// Time between two deltas of a choice.
-    pub inter_token_latency: Histogram,
-    time_per_output_token: Histogram,
+}
+
+/// Histograms of seconds.
+#[derive(Clone)]
+pub struct Times {
+    first_token: Histogram,
+    /// Between two deltas of a choice.
+    pub inter_token: Histogram,
+    per_output_token: Histogram,
     end_to_end: Histogram,
     queue: Histogram,
     inference: Histogram,
     prefill: Histogram,
     decode: Histogram,
-    prompt_tokens: Histogram,
-    generation_tokens: Histogram,
+}
+
+/// Histograms of tokens and choices.
+#[derive(Clone)]
+pub struct Counts {
+    prompt: Histogram,
+    computed_prompt: Histogram,
+    generated: Histogram,
     /// The longest choice of each request.
-    pub max_generation_tokens: Histogram,
+    pub longest_choice: Histogram,
     /// What requests asked for as `max_tokens`.
     pub params_max_tokens: Histogram,
     /// What requests asked for as `n`.
     pub params_n: Histogram,
-    computed_prompt_tokens: Histogram,
 }
 
 /// Values of the label `finished_reason`.
@@ -195,10 +215,39 @@ impl Maker<'_> {
 
 impl RequestMetrics {
     fn new(maker: &Maker, max_context: u32) -> prometheus::Result<Self> {
-        let tokens = ladder(max_context);
-        let time = |name: &str, help: &str| maker.histogram(name, help, REQUEST_EDGES);
-        let count = |name: &str, help: &str| maker.histogram(name, help, &tokens);
         Ok(RequestMetrics {
+            ends: Ends::new(maker)?,
+            times: Times::new(maker)?,
+            counts: Counts::new(maker, max_context)?,
+        })
+    }
+
+    /// A sequence ended.
+    pub fn count_end(&self, label: FinishedLabel) {
+        let finished = &self.ends.finished;
+        finished.with_label_values(&[label.as_str()]).inc();
+    }
+
+    /// A request was refused because the queue was full.
+    pub fn count_rejection(&self) {
+        let rejected = &self.ends.rejected;
+        rejected.with_label_values(&[REJECTIONS[0]]).inc();
+    }
+
+    /// Why, how fast and how long a sequence was when it ended.
+    pub fn observe_end(&self, reason: &FinishReason, summary: &Summary) {
+        self.count_end(FinishedLabel::of(reason));
+        if *reason == FinishReason::Error(RowError::NonFiniteLogits) {
+            self.ends.corrupted.inc();
+        }
+        self.times.observe(summary);
+        self.counts.observe(summary);
+    }
+}
+
+impl Ends {
+    fn new(maker: &Maker) -> prometheus::Result<Self> {
+        Ok(Ends {
             finished: maker.counters(
                 "vllm:request_success_total",
                 "Requests that ended, by reason.",
@@ -215,42 +264,82 @@ impl RequestMetrics {
                 "vllm:corrupted_requests_total",
                 "Requests that ended because the model produced non-finite logits.",
             )?,
-            time_to_first_token: maker.histogram(
+        })
+    }
+}
+
+impl Times {
+    fn new(maker: &Maker) -> prometheus::Result<Self> {
+        let token = |name: &str, help: &str| maker.histogram(name, help, TOKEN_EDGES);
+        let request = |name: &str, help: &str| maker.histogram(name, help, REQUEST_EDGES);
+        Ok(Times {
+            first_token: maker.histogram(
                 "vllm:time_to_first_token_seconds",
                 "Time from arrival to the first token.",
                 FIRST_TOKEN_EDGES,
             )?,
-            inter_token_latency: maker.histogram(
+            inter_token: token(
                 "vllm:inter_token_latency_seconds",
                 "Time between two tokens of a sequence.",
-                TOKEN_EDGES,
             )?,
-            time_per_output_token: maker.histogram(
+            per_output_token: token(
                 "vllm:request_time_per_output_token_seconds",
                 "Mean time per token after the first, by request.",
-                TOKEN_EDGES,
             )?,
-            end_to_end: time(
+            end_to_end: request(
                 "vllm:e2e_request_latency_seconds",
                 "Time from arrival to the end.",
             )?,
-            queue: time("vllm:request_queue_time_seconds", "Time spent waiting.")?,
-            inference: time("vllm:request_inference_time_seconds", "Time spent running.")?,
-            prefill: time(
+            queue: request("vllm:request_queue_time_seconds", "Time spent waiting.")?,
+            inference: request("vllm:request_inference_time_seconds", "Time spent running.")?,
+            prefill: request(
                 "vllm:request_prefill_time_seconds",
                 "Time from first scheduled to the first token.",
             )?,
-            decode: time(
+            decode: request(
                 "vllm:request_decode_time_seconds",
                 "Time from the first token to the end.",
             )?,
-            prompt_tokens: count("vllm:request_prompt_tokens", "Tokens of prompts.")?,
-            generation_tokens: count("vllm:request_generation_tokens", "Tokens generated.")?,
-            max_generation_tokens: count(
+        })
+    }
+
+    fn observe(&self, summary: &Summary) {
+        let since_arrival = |moment: Timestamp| (moment - summary.arrival).as_secs_f64();
+        let (prefill, decode) = (
+            summary.prefill().as_secs_f64(),
+            summary.decode().as_secs_f64(),
+        );
+        if let Some(first_token) = summary.first_token {
+            self.first_token.observe(since_arrival(first_token));
+        }
+        if summary.num_output_tokens > 1 {
+            let gaps = f64::from(summary.num_output_tokens - 1);
+            self.per_output_token.observe(decode / gaps);
+        }
+        self.end_to_end.observe(since_arrival(summary.finished));
+        self.queue.observe(summary.queue().as_secs_f64());
+        self.inference.observe(prefill + decode);
+        self.prefill.observe(prefill);
+        self.decode.observe(decode);
+    }
+}
+
+impl Counts {
+    fn new(maker: &Maker, max_context: u32) -> prometheus::Result<Self> {
+        let edges = ladder(max_context);
+        let tokens = |name: &str, help: &str| maker.histogram(name, help, &edges);
+        Ok(Counts {
+            prompt: tokens("vllm:request_prompt_tokens", "Tokens of prompts.")?,
+            computed_prompt: tokens(
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens computed, those from the cache not counted.",
+            )?,
+            generated: tokens("vllm:request_generation_tokens", "Tokens generated.")?,
+            longest_choice: tokens(
                 "vllm:request_max_num_generation_tokens",
                 "Tokens of the longest choice of a request.",
             )?,
-            params_max_tokens: count(
+            params_max_tokens: tokens(
                 "vllm:request_params_max_tokens",
                 "The field max_tokens of requests.",
             )?,
@@ -259,55 +348,15 @@ impl RequestMetrics {
                 "The field n of requests.",
                 CHOICE_EDGES,
             )?,
-            computed_prompt_tokens: count(
-                "vllm:request_prefill_kv_computed_tokens",
-                "Prompt tokens computed, those from the cache not counted.",
-            )?,
         })
     }
 
-    /// A sequence ended.
-    pub fn count_end(&self, label: FinishedLabel) {
-        self.finished.with_label_values(&[label.as_str()]).inc();
-    }
-
-    /// A request was refused because the queue was full.
-    pub fn count_rejection(&self) {
-        self.rejected.with_label_values(&[REJECTIONS[0]]).inc();
-    }
-
-    /// The model produced NaN for a row.
-    pub fn note_reason(&self, reason: &FinishReason) {
-        if *reason == FinishReason::Error(RowError::NonFiniteLogits) {
-            self.corrupted.inc();
-        }
-    }
-
-    /// Counts and times of a sequence that ended.
-    pub fn observe_summary(&self, summary: &Summary) {
-        let since_arrival = |moment: Timestamp| (moment - summary.arrival).as_secs_f64();
-        let decode = summary.decode().as_secs_f64();
-        if let Some(first_token) = summary.first_token {
-            self.time_to_first_token.observe(since_arrival(first_token));
-        }
-        if summary.num_output_tokens > 1 {
-            let gaps = f64::from(summary.num_output_tokens - 1);
-            self.time_per_output_token.observe(decode / gaps);
-        }
-        self.end_to_end.observe(since_arrival(summary.finished));
-        self.queue.observe(summary.queue().as_secs_f64());
-        self.inference
-            .observe(summary.prefill().as_secs_f64() + decode);
-        self.prefill.observe(summary.prefill().as_secs_f64());
-        self.decode.observe(decode);
-        self.prompt_tokens
-            .observe(f64::from(summary.num_prompt_tokens));
-        self.generation_tokens
-            .observe(f64::from(summary.num_output_tokens));
-        let computed = summary
-            .num_prompt_tokens
-            .saturating_sub(summary.num_cached_tokens);
-        self.computed_prompt_tokens.observe(f64::from(computed));
+    fn observe(&self, summary: &Summary) {
+        let num_prompt = summary.num_prompt_tokens;
+        let num_computed = num_prompt.saturating_sub(summary.num_cached_tokens);
+        self.prompt.observe(f64::from(num_prompt));
+        self.computed_prompt.observe(f64::from(num_computed));
+        self.generated.observe(f64::from(summary.num_output_tokens));
     }
 }
 

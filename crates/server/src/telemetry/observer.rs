@@ -24,7 +24,7 @@ impl Observer {
     /// Watches a generation of `num_choices`.
     pub fn new(metrics: &super::metrics::Metrics, num_choices: u32) -> Self {
         let metrics = metrics.requests.clone();
-        metrics.params_n.observe(f64::from(num_choices));
+        metrics.counts.params_n.observe(f64::from(num_choices));
         let choice = Choice {
             last_token: None,
             finished: false,
@@ -57,7 +57,7 @@ impl Observer {
         let now = Instant::now();
         if let Some(last) = choice.last_token.replace(now) {
             let gap = now.duration_since(last).as_secs_f64();
-            self.metrics.inter_token_latency.observe(gap);
+            self.metrics.times.inter_token.observe(gap);
         }
     }
 
@@ -66,13 +66,11 @@ impl Observer {
             return;
         };
         choice.finished = true;
-        self.metrics.count_end(FinishedLabel::of(reason));
-        self.metrics.note_reason(reason);
-        self.metrics.observe_summary(summary);
+        self.metrics.observe_end(reason, summary);
         self.max_output_tokens = self.max_output_tokens.max(summary.num_output_tokens);
         if self.choices.iter().all(|choice| choice.finished) {
             let max = f64::from(self.max_output_tokens);
-            self.metrics.max_generation_tokens.observe(max);
+            self.metrics.counts.longest_choice.observe(max);
         }
     }
 }
