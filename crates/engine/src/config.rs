@@ -51,6 +51,18 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<TokenId>,
 }
 
+impl ModelConfig {
+    /// Width of the queries of one token: all heads side by side.
+    pub fn query_size(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    /// Width of the keys, and of the values, of one token.
+    pub fn kv_size(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+}
+
 /// What differs from layer to layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerConfig {

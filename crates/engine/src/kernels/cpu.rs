@@ -4,11 +4,34 @@
 //! products are exact. So neither the instruction set, nor the number of rows or threads, nor the place
 //! of a row in a batch changes a bit of its result.
 
+mod attention;
+mod disjoint;
+mod elementwise;
+mod input;
+mod kv;
+pub mod math;
+mod matmul;
+mod pack;
+mod pool;
+mod rope;
+mod simd;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
 use half::f16;
 use millpond_scheduler::{BlockCopy, BlockId, Span32};
 
-use crate::config::{Activation, RopeConfig};
-use crate::loader::{RawTensor, TensorType};
+use crate::config::Activation;
+use crate::loader::TensorType;
+use attention::Scratches;
+use pool::Pool;
+use simd::Level;
+
+pub use input::MatmulInput;
+pub use pack::PackedMatrix;
+pub use rope::RopeTable;
 
 /// Width of the virtual vector: outputs per weight panel, positions per KV block.
 pub const LANES: usize = 16;
@@ -28,6 +51,9 @@ pub enum KernelError {
     /// The forced instruction set does not exist on this processor.
     #[error("instruction set {0:?} is not available on this processor")]
     IsaUnavailable(Isa),
+    /// The operating system refused a worker thread.
+    #[error("cannot start kernel threads: {0}")]
+    Threads(#[from] std::io::Error),
     /// No kernel computes this type.
     #[error("tensor {name}: no kernel computes type {dtype:?}")]
     UnsupportedType {
@@ -49,14 +75,17 @@ pub enum KernelError {
 }
 
 /// The kernels with their worker threads. One per runner; methods block until the result is complete.
-pub struct CpuKernels;
+pub struct CpuKernels {
+    level: Level,
+    pool: Pool,
+    scratches: Scratches,
+}
 
-/// A weight matrix (out_features, in_features), packed in panels of 16 output rows.
-pub struct PackedMatrix;
+/// Elements of an elementwise operation below which waking another thread costs more than it saves.
+const MIN_PARALLEL: usize = 16_384;
 
-/// The left side of matrix products: activations (rows, cols), quantised once and shared.
-#[derive(Default)]
-pub struct MatmulInput;
+/// Elements that a thread takes at a time.
+const GRAIN: usize = 4_096;
 
 /// One product of a shared input: out (rows, out_features) = input · weightᵀ + bias.
 pub struct MatmulOutput<'a> {
@@ -67,9 +96,6 @@ pub struct MatmulOutput<'a> {
     /// (rows, out_features), overwritten.
     pub out: &'a mut [f32],
 }
-
-/// Cosines and sines by position and pair.
-pub struct RopeTable;
 
 /// Shape of the keys and values of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,21 +159,31 @@ pub struct AttentionBatch<'a> {
 impl CpuKernels {
     /// Starts `num_threads − 1` workers (the caller is the first). `isa` forces an instruction set.
     pub fn new(num_threads: usize, isa: Option<Isa>) -> Result<Self, KernelError> {
-        let _ = (num_threads, isa);
-        unimplemented!()
+        let level = match isa {
+            Some(isa) => Level::of(isa)?,
+            None => Level::detect(),
+        };
+        let pool = Pool::new(num_threads)?;
+        let scratches = Scratches::new(pool.num_threads());
+        Ok(CpuKernels {
+            level,
+            pool,
+            scratches,
+        })
     }
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
-        unimplemented!()
+        self.level.isa()
     }
 
     /// Worker threads, the caller included.
     pub fn num_threads(&self) -> usize {
-        unimplemented!()
+        self.pool.num_threads()
     }
 
-    /// Makes `x` (rows, cols) the left side of products; quantises to int8 per 32 when `int8` is set.
+    /// Makes `x` (rows, cols) the left side of products; quantises to int8 per 32 when `int8` is set, which
+    /// needs cols in multiples of 32. The memory of `input` is reused.
     pub fn load_input(
         &self,
         x: &[f32],
@@ -156,47 +192,45 @@ impl CpuKernels {
         int8: bool,
         input: &mut MatmulInput,
     ) {
-        let _ = (x, rows, cols, int8, input);
-        unimplemented!()
+        assert_eq!(x.len(), rows * cols, "(rows, cols)");
+        if int8 {
+            input.load_int8(self, x, rows, cols);
+        } else {
+            input.load_float(x, rows, cols);
+        }
     }
 
-    /// All products of one input in one parallel region.
+    /// All products of one input in one parallel region. The input must be int8 exactly for quantised weights.
     pub fn matmul(&self, input: &MatmulInput, outputs: &mut [MatmulOutput<'_>]) {
-        let _ = (input, outputs);
-        unimplemented!()
+        matmul::multiply(self, input, outputs);
     }
 
     /// out = x / rms(x) · weight for each row of `weight.len()` values.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        let _ = (x, weight, eps, out);
-        unimplemented!()
+        elementwise::rms_norm(self, x, (weight, eps), out);
     }
 
     /// The same in place (q and k heads).
     pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
-        let _ = (x, weight, eps);
-        unimplemented!()
+        elementwise::rms_norm_in_place(self, x, weight, eps);
     }
 
     /// x += y
     pub fn add(&self, x: &mut [f32], y: &[f32]) {
-        let _ = (x, y);
-        unimplemented!()
+        elementwise::add(self, x, y);
     }
 
     /// gate = activation(gate) · up
     pub fn gate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
-        let _ = (activation, gate, up);
-        unimplemented!()
+        elementwise::gate(self, activation, gate, up);
     }
 
     /// x = c · tanh(x / c)
     pub fn softcap(&self, x: &mut [f32], cap: f32) {
-        let _ = (x, cap);
-        unimplemented!()
+        elementwise::softcap(self, x, cap);
     }
 
-    /// Rotates every head of x (tokens, heads, head_dim) by its token's position.
+    /// Rotates every head of x (tokens, heads, head_dim) by its token's position, which lies in the table.
     pub fn rope(
         &self,
         x: &mut [f32],
@@ -205,8 +239,7 @@ impl CpuKernels {
         positions: &[u32],
         table: &RopeTable,
     ) {
-        let _ = (x, num_heads, head_dim, positions, table);
-        unimplemented!()
+        rope::rotate(self, x, (num_heads, head_dim), positions, table);
     }
 
     /// Writes keys and values (tokens, kv_heads, head_dim) to `slots` (block × 16 + offset), rounded to the pool's type.
@@ -218,17 +251,16 @@ impl CpuKernels {
         values: &[f32],
         slots: &[u32],
     ) {
-        let _ = (shape, layer, keys, values, slots);
-        unimplemented!()
+        kv::write(self, shape, layer, (keys, values), slots);
     }
 
     /// Copies whole blocks, one after the other.
     pub fn copy_blocks(&self, shape: KvShape, layer: &mut KvLayer, copies: &[BlockCopy]) {
-        let _ = (shape, layer, copies);
-        unimplemented!()
+        kv::copy_blocks(shape, layer, copies);
     }
 
-    /// Causal attention of each token along its own path; out (tokens, heads, head_dim).
+    /// Causal attention of each token along its own path; out (tokens, heads, head_dim). head_dim must be a
+    /// multiple of 16.
     pub fn attention(
         &self,
         shape: KvShape,
@@ -236,55 +268,28 @@ impl CpuKernels {
         batch: &AttentionBatch<'_>,
         out: &mut [f32],
     ) {
-        let _ = (shape, layer, batch, out);
-        unimplemented!()
+        attention::attend(self, shape, layer, batch, out);
     }
 
     /// Calls `work(index)` for every index below `count`, spread over the threads.
     pub fn for_each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
-        let _ = (count, work);
-        unimplemented!()
-    }
-}
-
-impl PackedMatrix {
-    /// Packs tensors that share in_features, stacked by rows; all must have one type.
-    pub fn pack(kernels: &CpuKernels, tensor: &RawTensor) -> Result<Self, KernelError> {
-        let _ = (kernels, tensor);
-        unimplemented!()
+        self.pool.run(count, &|_, index| work(index));
     }
 
-    /// Rows of the matrix.
-    pub fn out_features(&self) -> usize {
-        unimplemented!()
+    /// The same with the number of the thread, from 0, the caller.
+    fn for_each_worker(&self, count: usize, work: &(dyn Fn(usize, usize) + Sync)) {
+        self.pool.run(count, work);
     }
 
-    /// Columns of the matrix.
-    pub fn in_features(&self) -> usize {
-        unimplemented!()
-    }
-
-    /// Bytes held.
-    pub fn num_bytes(&self) -> usize {
-        unimplemented!()
-    }
-
-    /// True when products want int8 activations.
-    pub fn is_quantised(&self) -> bool {
-        unimplemented!()
-    }
-
-    /// Row `index` as f32 (embedding lookup).
-    pub fn row(&self, index: usize, out: &mut [f32]) {
-        let _ = (index, out);
-        unimplemented!()
-    }
-}
-
-impl RopeTable {
-    /// Angles for positions below `max_positions`.
-    pub fn new(config: &RopeConfig, max_positions: usize) -> Self {
-        let _ = (config, max_positions);
-        unimplemented!()
+    /// Cuts `0..count` into ranges, for elements that cost `cost` simple operations each, and calls `work` for
+    /// all of them; in this thread alone when they are few.
+    fn over(&self, count: usize, cost: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        if count * cost < MIN_PARALLEL || self.num_threads() == 1 {
+            return work(0..count);
+        }
+        let size = GRAIN.div_ceil(cost.max(1));
+        self.for_each(count.div_ceil(size), &|index| {
+            work(index * size..count.min((index + 1) * size));
+        });
     }
 }

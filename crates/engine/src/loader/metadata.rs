@@ -31,6 +31,39 @@ pub enum MetadataValue {
     Texts(Vec<String>),
 }
 
+impl MetadataValue {
+    /// What it is, for errors: arrays can be millions long, so values are not shown.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            MetadataValue::Unsigned(_) | MetadataValue::Signed(_) => "an integer",
+            MetadataValue::Float(_) => "a number",
+            MetadataValue::Bool(_) => "a truth value",
+            MetadataValue::Text(_) => "a text",
+            MetadataValue::Unsigneds(_)
+            | MetadataValue::Signeds(_)
+            | MetadataValue::Floats(_)
+            | MetadataValue::Bools(_)
+            | MetadataValue::Texts(_) => "an array",
+        }
+    }
+
+    /// Elements of an array, 1 for anything else.
+    pub fn num_values(&self) -> usize {
+        match self {
+            MetadataValue::Unsigned(_)
+            | MetadataValue::Signed(_)
+            | MetadataValue::Float(_)
+            | MetadataValue::Bool(_)
+            | MetadataValue::Text(_) => 1,
+            MetadataValue::Unsigneds(values) => values.len(),
+            MetadataValue::Signeds(values) => values.len(),
+            MetadataValue::Floats(values) => values.len(),
+            MetadataValue::Bools(values) => values.len(),
+            MetadataValue::Texts(values) => values.len(),
+        }
+    }
+}
+
 impl Metadata {
     /// The value under `key`, if any.
     pub fn get(&self, key: &str) -> Option<&MetadataValue> {
@@ -76,6 +109,14 @@ impl Metadata {
     pub fn texts(&self, key: &str) -> Option<&[String]> {
         match self.get(key)? {
             MetadataValue::Texts(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// An array of truth values.
+    pub fn bools(&self, key: &str) -> Option<&[bool]> {
+        match self.get(key)? {
+            MetadataValue::Bools(values) => Some(values),
             _ => None,
         }
     }

@@ -1,0 +1,268 @@
+//! The 16 virtual lanes: what a kernel may ask of them, and the levels of processors that answer.
+//!
+//! A kernel is written once, generic over [`Simd`], and instantiated for every level by `instantiate!`.
+//! The trait holds only operations with a single correct answer (IEEE 754 rounded results, exact integer
+//! sums, reductions by one fixed tree), so that all levels give the same bits. No algorithm belongs here.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+pub(super) mod portable;
+
+use half::{bf16, f16};
+
+use super::{Isa, KernelError, LANES};
+#[cfg(target_arch = "x86_64")]
+use avx2::Avx2;
+use portable::Portable;
+
+/// Bytes of one unit of packed integers: what one load of activations meets in a panel.
+pub(super) const UNIT_BYTES: usize = 256;
+
+/// Storage that no 32-byte load can split over two cache lines.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(32))]
+pub(super) struct Aligned<T>(pub T);
+
+/// 16 floats of a panel or of a key block.
+pub(super) type LaneArray<T> = [T; LANES];
+
+/// The operations of one instruction set. Values prove by their existence that the processor has it.
+pub(super) trait Simd: Copy {
+    /// 16 floats.
+    type Floats: Copy;
+    /// 16 signed 32-bit integers.
+    type Ints: Copy;
+
+    /// The same value in all lanes.
+    fn splat(self, value: f32) -> Self::Floats;
+    /// Lanes from memory.
+    fn load(self, from: &LaneArray<f32>) -> Self::Floats;
+    /// Lanes from memory, widened exactly.
+    fn load_f16(self, from: &LaneArray<f16>) -> Self::Floats;
+    /// Lanes from memory, widened exactly.
+    fn load_bf16(self, from: &LaneArray<bf16>) -> Self::Floats;
+    /// Lanes to memory.
+    fn store(self, lanes: Self::Floats, to: &mut LaneArray<f32>);
+    /// a + b
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a − b
+    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a · b
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a / b
+    fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a · b + c, rounded once.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// −a
+    fn neg(self, a: Self::Floats) -> Self::Floats;
+    /// a > b ? a : b, so that a NaN in b survives and one in a does not.
+    fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// a < b ? a : b, so that a NaN in b survives and one in a does not.
+    fn min(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `compared.0` < `compared.1` ? then : otherwise; otherwise when either is NaN.
+    fn select_less(
+        self,
+        compared: (Self::Floats, Self::Floats),
+        then: Self::Floats,
+        otherwise: Self::Floats,
+    ) -> Self::Floats;
+    /// The nearest integer, halves to even.
+    fn round(self, a: Self::Floats) -> Self::Floats;
+    /// 2^n for integral n in −126..=127; anything for other n.
+    fn pow2(self, n: Self::Floats) -> Self::Floats;
+    /// (m, e) with a = m · 2^e and m in [√½, √2), for finite normal a > 0; anything for others.
+    fn split_exponent(self, a: Self::Floats) -> (Self::Floats, Self::Floats);
+    /// Sum of the lanes: 8 apart, then 4, 2 and 1.
+    fn sum(self, a: Self::Floats) -> f32;
+    /// Largest lane by `max` over the same tree.
+    fn max_lane(self, a: Self::Floats) -> f32;
+
+    /// a + b
+    fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// a − b with the same b in all lanes.
+    fn sub_int(self, a: Self::Ints, b: i32) -> Self::Ints;
+    /// Converted, rounded to nearest even (exact below 2^24).
+    fn to_floats(self, a: Self::Ints) -> Self::Floats;
+    /// Lanes as int8, halves to even; the values must lie in −128..=127.
+    fn store_i8(self, a: Self::Floats, to: &mut LaneArray<i8>);
+
+    /// Σ q·a over 32 k for 16 outputs, q in 0..=15.
+    ///
+    /// Byte 64·g + 4·output + i of `weights` holds k = 4·g + i in its low and k = 16 + 4·g + i in its high
+    /// nibble.
+    fn dot_u4<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        rows: [&[i8; 32]; R],
+    ) -> [Self::Ints; R];
+    /// Σ q·a over 16 k for 16 outputs, q in −32..=32, a in −127..=127.
+    ///
+    /// Byte 64·g + 4·output + i of `weights` holds k = 4·g + i.
+    fn dot_i6<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        rows: [&[i8; 16]; R],
+    ) -> [Self::Ints; R];
+    /// The same for q in −128..=127.
+    fn dot_i8<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        rows: [&[i8; 16]; R],
+    ) -> [Self::Ints; R];
+}
+
+/// The instruction set that kernels run with.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Level {
+    /// Plain Rust.
+    Portable(Portable),
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+}
+
+impl Level {
+    /// The best level of this processor.
+    pub(super) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(simd) = Avx2::detect() {
+            return Level::Avx2(simd);
+        }
+        Level::Portable(Portable)
+    }
+
+    /// The level of `isa`, when this processor has it.
+    pub(super) fn of(isa: Isa) -> Result<Self, KernelError> {
+        match isa {
+            Isa::Portable => Ok(Level::Portable(Portable)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::detect()
+                .map(Level::Avx2)
+                .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 => Err(KernelError::IsaUnavailable(isa)),
+        }
+    }
+
+    /// Its public name.
+    pub(super) fn isa(self) -> Isa {
+        match self {
+            Level::Portable(_) => Isa::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => Isa::Avx2,
+        }
+    }
+}
+
+/// Declares a function that runs a body, generic over [`Simd`], with the instructions of a level.
+///
+/// The body and all it calls on the way to the lanes must be `#[inline(always)]` and free of closures: only
+/// what is inlined here is compiled with the level's instructions.
+macro_rules! instantiate {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident $(<$generic:ident: $bound:path>)? ($($arg:ident: $kind:ty),* $(,)?) $(-> $out:ty)? = $body:ident
+    ) => {
+        $(#[$meta])*
+        $vis fn $name $(<$generic: $bound>)? (
+            level: $crate::kernels::cpu::simd::Level,
+            $($arg: $kind),*
+        ) $(-> $out)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2 $(<$generic: $bound>)? (
+                simd: $crate::kernels::cpu::simd::avx2::Avx2,
+                $($arg: $kind),*
+            ) $(-> $out)? {
+                $body(simd, $($arg),*)
+            }
+            match level {
+                $crate::kernels::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::simd::Level::Avx2(simd) => {
+                    // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
+                    unsafe { avx2(simd, $($arg),*) }
+                }
+            }
+        }
+    };
+}
+pub(super) use instantiate;
+
+/// What weights, keys and values are stored as.
+pub(super) trait Element: Copy + Send + Sync {
+    /// Widened exactly.
+    fn load<S: Simd>(simd: S, from: &LaneArray<Self>) -> S::Floats;
+    /// Widened exactly.
+    fn to_f32(self) -> f32;
+    /// Rounded to nearest even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &LaneArray<f32>) -> S::Floats {
+        simd.load(from)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &LaneArray<f16>) -> S::Floats {
+        simd.load_f16(from)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, from: &LaneArray<bf16>) -> S::Floats {
+        simd.load_bf16(from)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}
+
+/// Lanes from a slice of at most 16 values; the rest is zero.
+#[inline(always)]
+pub(super) fn load_partial<S: Simd>(simd: S, from: &[f32]) -> S::Floats {
+    let mut padded = [0.0; LANES];
+    padded[..from.len()].copy_from_slice(from);
+    simd.load(&padded)
+}
+
+/// The leading lanes to a slice of at most 16 values.
+#[inline(always)]
+pub(super) fn store_partial<S: Simd>(simd: S, lanes: S::Floats, to: &mut [f32]) {
+    let mut padded = [0.0; LANES];
+    simd.store(lanes, &mut padded);
+    let len = to.len();
+    to.copy_from_slice(&padded[..len]);
+}

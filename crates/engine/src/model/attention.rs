@@ -1,0 +1,198 @@
+//! `Attention`: the attention half of a layer, from residual to residual.
+//!
+//! Grouped queries, rotary positions, optional norms of query and key heads, optional sliding window and
+//! softcap: all from the config. Which positions a token sees is the batch's `TokenPath`, never decided here.
+
+use super::Step;
+use super::linear::{Linear, project};
+use super::norm::Norm;
+use super::weight_reader::{ModelError, WeightReader};
+use super::workspace::Workspace;
+use crate::config::{LayerConfig, ModelConfig, NormPlacement};
+use crate::kernels::cpu::{AttentionBatch, KvLayer, KvShape};
+
+/// Weights of one layer's attention.
+pub struct Attention {
+    norm: Norm,
+    projections: Projections,
+    head_norms: Option<HeadNorms>,
+    /// Gemma normalises the output before it is added.
+    post_norm: Option<Norm>,
+    layer: LayerConfig,
+}
+
+struct Projections {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+}
+
+struct HeadNorms {
+    query: Norm,
+    key: Norm,
+}
+
+impl Attention {
+    /// Reads the tensors of layer `index`, which must exist in `config`.
+    pub fn load(
+        reader: &mut WeightReader<'_>,
+        config: &ModelConfig,
+        index: usize,
+    ) -> Result<Self, ModelError> {
+        let eps = config.norm_eps;
+        let prefix = format!("layers.{index}");
+        let post_norm = match config.norms {
+            NormPlacement::Pre => None,
+            NormPlacement::Sandwich => {
+                let name = format!("{prefix}.post_attn_norm");
+                Some(Norm::load(reader, &name, config.hidden_size, eps)?)
+            }
+        };
+        let head_norms = match config.qk_norm {
+            false => None,
+            true => Some(HeadNorms::load(reader, config, &prefix)?),
+        };
+        let name = format!("{prefix}.attn_norm");
+        Ok(Attention {
+            norm: Norm::load(reader, &name, config.hidden_size, eps)?,
+            projections: Projections::load(reader, config, &prefix)?,
+            head_norms,
+            post_norm,
+            layer: config.layers[index].clone(),
+        })
+    }
+
+    /// Bytes of the matrices.
+    pub fn num_bytes(&self) -> usize {
+        self.projections.all().map(Linear::num_bytes).sum()
+    }
+
+    /// True when a matrix is quantised.
+    pub fn is_quantised(&self) -> bool {
+        self.projections.all().any(Linear::is_quantised)
+    }
+
+    /// residual += attention(norm(residual)); the batch's keys and values are stored first, so that they are
+    /// read as the pool rounds them.
+    pub(crate) fn forward(
+        &self,
+        step: &Step<'_>,
+        shape: KvShape,
+        kv: &mut KvLayer,
+        work: &mut Workspace,
+    ) {
+        self.project(step, work);
+        self.rotate(step, work);
+        let num_tokens = step.batch.num_tokens();
+        let keys = work.attention.key.rows(num_tokens);
+        let values = work.attention.value.rows(num_tokens);
+        step.kernels
+            .write_kv(shape, kv, keys, values, step.batch.slots());
+        self.attend(step, shape, kv, work);
+        self.add_output(step, work);
+    }
+
+    /// query (tokens, heads, head_dim), key and value (tokens, kv_heads, head_dim) from one shared input.
+    fn project(&self, step: &Step<'_>, work: &mut Workspace) {
+        let num_tokens = step.batch.num_tokens();
+        let normed = work.normed.rows_mut(num_tokens);
+        self.norm
+            .apply(step.kernels, work.residual.rows(num_tokens), normed);
+        let buffers = &mut work.attention;
+        let products = [
+            self.projections
+                .query
+                .into_output(buffers.query.rows_mut(num_tokens)),
+            self.projections
+                .key
+                .into_output(buffers.key.rows_mut(num_tokens)),
+            self.projections
+                .value
+                .into_output(buffers.value.rows_mut(num_tokens)),
+        ];
+        project(step.kernels, &mut work.input, normed, products);
+    }
+
+    /// Normalises the heads if the family does, then turns them by their positions.
+    fn rotate(&self, step: &Step<'_>, work: &mut Workspace) {
+        let num_tokens = step.batch.num_tokens();
+        let query = work.attention.query.rows_mut(num_tokens);
+        let key = work.attention.key.rows_mut(num_tokens);
+        if let Some(norms) = &self.head_norms {
+            norms.query.apply_in_place(step.kernels, query);
+            norms.key.apply_in_place(step.kernels, key);
+        }
+        let table = &step.ropes[self.layer.rope];
+        let (positions, head_dim) = (step.batch.positions(), step.config.head_dim);
+        step.kernels
+            .rope(query, step.config.num_heads, head_dim, positions, table);
+        step.kernels
+            .rope(key, step.config.num_kv_heads, head_dim, positions, table);
+    }
+
+    /// context (tokens, heads, head_dim) = softmax(query · keysᵀ · scale) · values, along each token's path.
+    fn attend(&self, step: &Step<'_>, shape: KvShape, kv: &KvLayer, work: &mut Workspace) {
+        let num_tokens = step.batch.num_tokens();
+        let batch = AttentionBatch {
+            queries: work.attention.query.rows(num_tokens),
+            paths: step.batch.paths(),
+            blocks: step.batch.blocks(),
+            tail_slots: &[],
+            num_heads: step.config.num_heads,
+            scale: step.config.attention_scale,
+            softcap: step.config.attention_softcap,
+            window: self.layer.window,
+        };
+        let context = work.attention.context.rows_mut(num_tokens);
+        step.kernels.attention(shape, kv, &batch, context);
+    }
+
+    /// residual += post_norm(context · outputᵀ)
+    fn add_output(&self, step: &Step<'_>, work: &mut Workspace) {
+        let num_tokens = step.batch.num_tokens();
+        let context = work.attention.context.rows(num_tokens);
+        let update = work.update.rows_mut(num_tokens);
+        let product = self.projections.output.into_output(&mut *update);
+        project(step.kernels, &mut work.input, context, [product]);
+        if let Some(norm) = &self.post_norm {
+            norm.apply_in_place(step.kernels, update);
+        }
+        step.kernels.add(work.residual.rows_mut(num_tokens), update);
+    }
+}
+
+impl Projections {
+    fn load(
+        reader: &mut WeightReader<'_>,
+        config: &ModelConfig,
+        prefix: &str,
+    ) -> Result<Self, ModelError> {
+        let hidden = config.hidden_size;
+        let (q_size, kv_size) = (config.query_size(), config.kv_size());
+        Ok(Projections {
+            query: Linear::load(reader, &format!("{prefix}.q"), q_size, hidden)?,
+            key: Linear::load(reader, &format!("{prefix}.k"), kv_size, hidden)?,
+            value: Linear::load(reader, &format!("{prefix}.v"), kv_size, hidden)?,
+            output: Linear::load(reader, &format!("{prefix}.o"), hidden, q_size)?,
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Linear> {
+        [&self.query, &self.key, &self.value, &self.output].into_iter()
+    }
+}
+
+impl HeadNorms {
+    fn load(
+        reader: &mut WeightReader<'_>,
+        config: &ModelConfig,
+        prefix: &str,
+    ) -> Result<Self, ModelError> {
+        let (width, eps) = (config.head_dim, config.norm_eps);
+        Ok(HeadNorms {
+            query: Norm::load(reader, &format!("{prefix}.q_norm"), width, eps)?,
+            key: Norm::load(reader, &format!("{prefix}.k_norm"), width, eps)?,
+        })
+    }
+}

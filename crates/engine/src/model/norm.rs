@@ -1,0 +1,36 @@
+//! `Norm`: root mean square normalisation with a learned weight.
+//!
+//! Paper: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). Families that store weight − 1
+//! were normalised by the loader.
+
+use super::weight_reader::{ModelError, WeightReader};
+use crate::kernels::cpu::CpuKernels;
+
+/// y = x / rms(x) · weight, row by row.
+pub struct Norm {
+    weight: Vec<f32>,
+    eps: f32,
+}
+
+impl Norm {
+    /// Reads `{name}.weight`, `width` values.
+    pub fn load(
+        reader: &mut WeightReader<'_>,
+        name: &str,
+        width: usize,
+        eps: f32,
+    ) -> Result<Self, ModelError> {
+        let weight = reader.vector(&format!("{name}.weight"), width)?;
+        Ok(Norm { weight, eps })
+    }
+
+    /// out = norm(x); both (rows, width).
+    pub fn apply(&self, kernels: &CpuKernels, x: &[f32], out: &mut [f32]) {
+        kernels.rms_norm(x, &self.weight, self.eps, out);
+    }
+
+    /// x = norm(x); (rows, width).
+    pub fn apply_in_place(&self, kernels: &CpuKernels, x: &mut [f32]) {
+        kernels.rms_norm_in_place(x, &self.weight, self.eps);
+    }
+}
