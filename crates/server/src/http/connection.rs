@@ -18,12 +18,13 @@ use tower::ServiceExt;
 use super::limits::{HttpLimits, MAX_HEAD_BYTES, MAX_HEADERS};
 use super::timed_stream::{RequestClock, TimedStream};
 
-/// Serves one connection until it ends. Once `draining` is cancelled it closes after the request under way.
+/// Serves one connection until it ends. Once `closing` is cancelled it closes after the request under way, or at
+/// once when there is none.
 pub async fn serve(
     stream: TcpStream,
     router: axum::Router,
     limits: &HttpLimits,
-    draining: CancellationToken,
+    closing: CancellationToken,
 ) {
     let clock = Arc::new(RequestClock::default());
     let io = TimedStream::new(
@@ -37,7 +38,7 @@ pub async fn serve(
     let mut connection = pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,
-        () = draining.cancelled() => {
+        () = closing.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -31,9 +31,13 @@ impl Lifecycle {
         self.stopping.is_cancelled()
     }
 
-    /// Cancelled when draining begins.
-    pub fn draining(&self) -> &CancellationToken {
-        &self.draining
+    /// Cancelled when a connection that begins now is to close: with the next phase. One that begins while
+    /// draining has come to be told so, and must not be closed before it was.
+    pub fn closing(&self) -> CancellationToken {
+        match self.is_draining() {
+            true => self.stopping.clone(),
+            false => self.draining.clone(),
+        }
     }
 
     /// Cancelled when running requests must end.

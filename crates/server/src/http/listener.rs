@@ -98,8 +98,8 @@ impl Server {
         };
         let (app, router) = (Arc::clone(&self.app), self.router.clone());
         self.connections.spawn(async move {
-            let draining = app.lifecycle.draining().clone();
-            connection::serve(stream, router, &app.limits, draining).await;
+            let closing = app.lifecycle.closing();
+            connection::serve(stream, router, &app.limits, closing).await;
             drop(slot);
         });
     }

@@ -67,6 +67,8 @@ fn mistakes_are_one_line_and_a_code() {
             "serve",
             "--model",
             "mock",
+            "--log-level",
+            "error",
             "--host",
             "256.0.0.1",
             "--port",

@@ -140,24 +140,24 @@ async fn connections_are_counted_and_given_back() {
     }
 }
 
-/// A stream that is long enough to fill every buffer between the server and a reader that does not read.
-const LONG: &[&str] = &["--max-context", "200000", "--kv-tokens", "400000"];
+/// Room for a stream that fills every buffer between the server and a reader that does not read.
+const LONG: &[&str] = &["--max-context", "1000000", "--kv-tokens", "1100000"];
 
-fn long_stream() -> String {
-    let body =
-        chat_body(json!({"stream": true, "max_tokens": 150_000, "ignore_eos": true})).to_string();
-    format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+const MAX_TOKENS: u32 = 900_000;
+
+/// Starts a stream and reads nothing of it, until the server gives it up; then tells what had been sent.
+async fn neglect(flags: &[&str]) -> (Server, String) {
+    let flags: Vec<&str> = LONG.iter().chain(flags).copied().collect();
+    let server = Server::start(&flags);
+    let body = chat_body(json!({"stream": true, "max_tokens": MAX_TOKENS, "ignore_eos": true}))
+        .to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
-    )
-}
-
-#[tokio::test]
-async fn a_reader_that_stops_reading_is_aborted() {
-    let server = Server::start(LONG);
+    );
     let mut stream = server.connect();
     stream
-        .write_all(long_stream().as_bytes())
+        .write_all((head + &body).as_bytes())
         .expect("the server listens");
     server
         .metric_becomes("vllm:num_requests_running", 1.0)
@@ -167,12 +167,16 @@ async fn a_reader_that_stops_reading_is_aborted() {
         .await;
     let generated = server.metric("vllm:generation_tokens_total").await;
     assert!(
-        generated < 150_000.0,
+        generated < f64::from(MAX_TOKENS),
         "{generated} tokens were generated for nobody"
     );
-    let text = tokio::task::spawn_blocking(move || read_to_close(&mut stream))
-        .await
-        .expect("no panic");
+    let text = tokio::task::spawn_blocking(move || read_to_close(&mut stream)).await;
+    (server, text.expect("no panic"))
+}
+
+#[tokio::test]
+async fn a_reader_that_falls_too_far_behind_is_aborted() {
+    let (server, text) = neglect(&[]).await;
     assert!(text.starts_with("HTTP/1.1 200") && !text.contains("[DONE]"));
     assert!(server.log().contains("max_stream_buffer_bytes"));
     assert_eq!(server.chat(json!({})).await.status, 200);
@@ -180,26 +184,13 @@ async fn a_reader_that_stops_reading_is_aborted() {
 
 #[tokio::test]
 async fn a_reader_that_accepts_nothing_is_cut_off_in_time() {
-    let mut flags = vec![
+    let (server, text) = neglect(&[
         "--slow-reader-timeout",
         "0.5",
         "--max-stream-buffer-bytes",
         "1000000000",
-    ];
-    flags.extend(LONG);
-    let server = Server::start(&flags);
-    let mut stream = server.connect();
-    stream
-        .write_all(long_stream().as_bytes())
-        .expect("the server listens");
-    server
-        .metric_becomes("vllm:num_requests_running", 1.0)
-        .await;
-    server
-        .metric_becomes("vllm:num_requests_running", 0.0)
-        .await;
-    let text = tokio::task::spawn_blocking(move || read_to_close(&mut stream))
-        .await
-        .expect("no panic");
-    assert!(!text.contains("[DONE]"));
+    ])
+    .await;
+    assert!(text.starts_with("HTTP/1.1 200") && !text.contains("[DONE]"));
+    assert!(server.log().contains("the reader is gone"));
 }

@@ -7,8 +7,15 @@ use serde_json::{Value, json};
 
 use crate::server::{Server, chat_body, merge, read_answer};
 
-/// A model with room for answers that take seconds.
-const LONG: &[&str] = &["--max-context", "1000000", "--kv-tokens", "1100000"];
+/// Room for answers that take seconds, and for clients of this test that fall behind meanwhile.
+const LONG: &[&str] = &[
+    "--max-context",
+    "1000000",
+    "--kv-tokens",
+    "1100000",
+    "--max-stream-buffer-bytes",
+    "1000000000",
+];
 
 fn long(fields: Value) -> Value {
     merge(
@@ -21,15 +28,16 @@ fn flags(more: &[&'static str]) -> Vec<&'static str> {
     LONG.iter().chain(more).copied().collect()
 }
 
-/// Starts a request and returns once the engine runs it.
+/// Starts a request and returns once the engine runs all of its choices.
 async fn start(server: &Server, body: Value) -> tokio::task::JoinHandle<Option<String>> {
     let request = server
         .client()
         .post(server.url("/v1/chat/completions"))
         .json(&body);
+    let num_choices = body["n"].as_f64().unwrap_or(1.0);
     let running = tokio::spawn(async move { request.send().await.ok()?.text().await.ok() });
     server
-        .metric_becomes("vllm:num_requests_running", 1.0)
+        .metric_becomes("vllm:num_requests_running", num_choices)
         .await;
     running
 }

@@ -19,7 +19,6 @@ const NEVER: &[&str] = &[
     "{}",
     "[1]",
     "1e",
-    "0x10",
 ];
 
 /// Fields of whole numbers take none of these either.

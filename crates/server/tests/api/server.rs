@@ -83,11 +83,14 @@ impl Server {
                 read(folder.path().join("log"))
             );
         };
+        // A connection that is kept may be closed by the server just when it is used again.
+        let client = reqwest::Client::builder().pool_max_idle_per_host(0);
+        let client = client.build().expect("a client");
         Server {
             process,
             address,
             folder,
-            client: reqwest::Client::new(),
+            client,
         }
     }
 
@@ -101,7 +104,7 @@ impl Server {
         read(self.folder.path().join("log"))
     }
 
-    /// A client that keeps connections.
+    /// A client that makes a connection per request.
     pub fn client(&self) -> &reqwest::Client {
         &self.client
     }
