@@ -210,7 +210,7 @@ fn a_stop_string_ends_the_text_and_the_count() {
     let needle: String = chars[chars.len() / 2..chars.len() / 2 + 6].iter().collect();
     let end = full.find(&needle).expect("it was cut from the text");
 
-    let stopped = ask(&[needle.clone()], false);
+    let stopped = ask(std::slice::from_ref(&needle), false);
     assert_eq!(text(&stopped), &full[..end]);
     assert_eq!(
         stopped.choices[0].reason,
@@ -228,7 +228,7 @@ fn a_stop_string_ends_the_text_and_the_count() {
     );
 
     assert_eq!(
-        text(&ask(&[needle.clone()], true)),
+        text(&ask(std::slice::from_ref(&needle), true)),
         &full[..end + needle.len()]
     );
 }
