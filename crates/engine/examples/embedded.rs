@@ -10,7 +10,9 @@ use millpond_engine::llm::{
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let question = std::env::args().nth(1).unwrap_or_else(|| "What is a mill pond?".to_owned());
+    let question = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "What is a mill pond?".to_owned());
     let file = fetch::resolve("default", &mut |_| {})?;
     let llm = Llm::load(&file, EngineOptions::default(), &mut |_, _| {})?;
 
@@ -31,9 +33,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 print!("{}", delta.text);
                 std::io::stdout().flush()?;
             }
-            GenerationEvent::Finished { last, reason, summary, .. } => println!(
+            GenerationEvent::Finished {
+                last,
+                reason,
+                summary,
+                ..
+            } => println!(
                 "{}\n[{reason:?}: {} prompt tokens, {} cached, {} generated]",
-                last.text, summary.num_prompt_tokens, summary.num_cached_tokens, summary.num_output_tokens
+                last.text,
+                summary.num_prompt_tokens,
+                summary.num_cached_tokens,
+                summary.num_output_tokens
             ),
         }
     }

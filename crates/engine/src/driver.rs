@@ -129,7 +129,9 @@ impl<R: ModelRunner> Driver<R> {
         match self.scheduler.add(Arc::clone(&request), self.gauges.now()) {
             Ok(()) => {
                 let num_tokens = request.prompt.len() as u64;
-                self.gauges.num_prompt_tokens.fetch_add(num_tokens, Ordering::Relaxed);
+                self.gauges
+                    .num_prompt_tokens
+                    .fetch_add(num_tokens, Ordering::Relaxed);
                 self.streams.insert(request.id, stream);
             }
             Err(error) => {
@@ -144,7 +146,8 @@ impl<R: ModelRunner> Driver<R> {
 
     /// One step: the whole machine.
     fn step(&mut self) -> Result<(), Exit> {
-        self.scheduler.schedule(self.gauges.now(), &mut self.plan, &mut self.events);
+        self.scheduler
+            .schedule(self.gauges.now(), &mut self.plan, &mut self.events);
         self.publish();
         self.note_started();
         if self.plan.is_empty() {
@@ -154,7 +157,8 @@ impl<R: ModelRunner> Driver<R> {
             Ok(()) => {
                 self.read_text();
                 let now = self.gauges.now();
-                self.scheduler.commit(&self.plan, &self.output, now, &mut self.events);
+                self.scheduler
+                    .commit(&self.plan, &self.output, now, &mut self.events);
                 self.num_failed_steps = 0;
             }
             Err(message) => self.fail_step(&message)?,
@@ -162,12 +166,21 @@ impl<R: ModelRunner> Driver<R> {
         self.gauges.note_step(self.plan.tokens.len() as u64);
         self.note_state();
         self.publish();
-        if self.plan.step.is_multiple_of(STEPS_PER_CHECK) { self.check_invariants() } else { Ok(()) }
+        if self.plan.step.is_multiple_of(STEPS_PER_CHECK) {
+            self.check_invariants()
+        } else {
+            Ok(())
+        }
     }
 
     /// Runs the plan. A panic inside is caught and fails the step.
     fn execute(&mut self) -> Result<(), String> {
-        let Driver { runner, plan, output, .. } = self;
+        let Driver {
+            runner,
+            plan,
+            output,
+            ..
+        } = self;
         match catch_unwind(AssertUnwindSafe(|| runner.execute(plan, output))) {
             Ok(result) => result.map_err(|error| error.to_string()),
             Err(panic) => Err(panic_message(&*panic)),
@@ -179,14 +192,17 @@ impl<R: ModelRunner> Driver<R> {
     fn fail_step(&mut self, message: &str) -> Result<(), Exit> {
         tracing::error!(step = self.plan.step, message, "step failed");
         let now = self.gauges.now();
-        self.scheduler.fail_step(&self.plan, message, now, &mut self.events);
+        self.scheduler
+            .fail_step(&self.plan, message, now, &mut self.events);
         self.output.clear();
         self.num_failed_steps += 1;
         if self.num_failed_steps < MAX_FAILED_STEPS {
             return Ok(());
         }
         self.publish();
-        Err(Exit::Broken(format!("{MAX_FAILED_STEPS} steps in a row failed, the last with: {message}")))
+        Err(Exit::Broken(format!(
+            "{MAX_FAILED_STEPS} steps in a row failed, the last with: {message}"
+        )))
     }
 
     /// Nothing can run although something waits: sleep until a command or the next deadline.
@@ -199,7 +215,10 @@ impl<R: ModelRunner> Driver<R> {
                 let timeout = Duration::from_nanos((deadline - self.gauges.now()).0);
                 self.inbox.recv_timeout(timeout)
             }
-            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            None => self
+                .inbox
+                .recv()
+                .map_err(|_| RecvTimeoutError::Disconnected),
         };
         match command {
             Ok(command) => self.obey(command),
@@ -239,15 +258,31 @@ impl<R: ModelRunner> Driver<R> {
     fn publish(&mut self) {
         for event in self.events.drain(..) {
             match event {
-                Event::Accepted { request, choice, row, num_tokens } => {
-                    let Some(row) = self.output.rows.get(row as usize) else { continue };
-                    self.gauges.num_generated_tokens.fetch_add(u64::from(num_tokens), Ordering::Relaxed);
+                Event::Accepted {
+                    request,
+                    choice,
+                    row,
+                    num_tokens,
+                } => {
+                    let Some(row) = self.output.rows.get(row as usize) else {
+                        continue;
+                    };
+                    self.gauges
+                        .num_generated_tokens
+                        .fetch_add(u64::from(num_tokens), Ordering::Relaxed);
                     if let Some(stream) = self.streams.get_mut(&request) {
                         stream.send_accepted(choice, row, num_tokens, &self.output);
                     }
                 }
-                Event::Finished { request, choice, reason, summary } => {
-                    let Some(stream) = self.streams.get_mut(&request) else { continue };
+                Event::Finished {
+                    request,
+                    choice,
+                    reason,
+                    summary,
+                } => {
+                    let Some(stream) = self.streams.get_mut(&request) else {
+                        continue;
+                    };
                     let num_queued = stream.num_queued();
                     stream.send_finished(choice, reason, summary);
                     self.gauges.leave_queue(num_queued - stream.num_queued());
@@ -268,7 +303,10 @@ impl<R: ModelRunner> Driver<R> {
         store(&gauges.num_running, u64::from(stats.num_running));
         store(&gauges.num_waiting, u64::from(stats.num_waiting));
         store(&gauges.num_used_blocks, u64::from(num_used_blocks));
-        store(&gauges.prefix_query_tokens, stats.counters.prefix_query_tokens);
+        store(
+            &gauges.prefix_query_tokens,
+            stats.counters.prefix_query_tokens,
+        );
         store(&gauges.prefix_hit_tokens, stats.counters.prefix_hit_tokens);
         store(&gauges.num_preemptions, stats.counters.num_preemptions);
         gauges.note_progress(self.scheduler.has_work(), stats.oldest_waiting_arrival);

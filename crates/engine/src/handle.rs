@@ -67,7 +67,9 @@ impl EngineHandle {
             self.gauges.leave_queue(u64::from(request.num_choices));
             return Err(RequestError::ShuttingDown);
         }
-        Ok(AbortOnDrop { abort: Some((id, self.clone())) })
+        Ok(AbortOnDrop {
+            abort: Some((id, self.clone())),
+        })
     }
 
     /// Ends a request; unknown and finished ones are ignored.
@@ -83,7 +85,10 @@ impl EngineHandle {
             return Ok(());
         }
         Err(RequestError::Overloaded {
-            message: format!("{} sequences are waiting already (max_waiting)", self.max_waiting),
+            message: format!(
+                "{} sequences are waiting already (max_waiting)",
+                self.max_waiting
+            ),
         })
     }
 }

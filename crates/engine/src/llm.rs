@@ -221,7 +221,10 @@ impl Llm {
     pub fn render_chat(&self, request: &ChatRequest) -> Result<PromptInfo, RequestError> {
         self.check_conversation(request)?;
         let Some(template) = &self.inner.template else {
-            return Err(invalid("model", "this model has no chat template; use completions"));
+            return Err(invalid(
+                "model",
+                "this model has no chat template; use completions",
+            ));
         };
         let refuse = |error: TextError| invalid("messages", error.to_string());
         let rendered = template.render(request).map_err(refuse)?;
@@ -229,7 +232,10 @@ impl Llm {
         self.check_length("messages", &text)?;
         let tokens = rendered.encode(&self.inner.tokenizer).map_err(refuse)?;
         self.bounds().check_prompt("messages", &tokens)?;
-        Ok(PromptInfo { text: text.into(), tokens: tokens.into() })
+        Ok(PromptInfo {
+            text: text.into(),
+            tokens: tokens.into(),
+        })
     }
 
     /// The tokens of a raw prompt, without generation.
@@ -238,19 +244,32 @@ impl Llm {
         let (text, tokens) = match prompt {
             Prompt::Text(text) => {
                 self.check_length("prompt", text)?;
-                (text.clone(), self.inner.tokenizer.encode_prompt(text).map_err(refuse)?)
+                (
+                    text.clone(),
+                    self.inner.tokenizer.encode_prompt(text).map_err(refuse)?,
+                )
             }
             Prompt::Tokens(tokens) => {
                 self.bounds().check_prompt("prompt", tokens)?;
-                (self.inner.tokenizer.decode(tokens, false).map_err(refuse)?, tokens.clone())
+                (
+                    self.inner.tokenizer.decode(tokens, false).map_err(refuse)?,
+                    tokens.clone(),
+                )
             }
         };
         self.bounds().check_prompt("prompt", &tokens)?;
-        Ok(PromptInfo { text: text.into(), tokens: tokens.into() })
+        Ok(PromptInfo {
+            text: text.into(),
+            tokens: tokens.into(),
+        })
     }
 
     /// Encodes text, special tokens in it parsed; adds the tokenizer's own (BOS …) when asked.
-    pub fn tokenize(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, RequestError> {
+    pub fn tokenize(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, RequestError> {
         let tokenizer = &self.inner.tokenizer;
         let tokens = match add_special_tokens {
             true => tokenizer.encode_prompt(text),
@@ -267,14 +286,21 @@ impl Llm {
                 .filter(|token| self.inner.tokenizer.token_bytes(*token).is_some())
                 .ok_or_else(|| invalid("tokens", format!("token id {id} is not in the vocabulary")))
         };
-        let tokens: Vec<TokenId> = tokens.iter().map(|id| known(*id)).collect::<Result<_, _>>()?;
+        let tokens: Vec<TokenId> = tokens
+            .iter()
+            .map(|id| known(*id))
+            .collect::<Result<_, _>>()?;
         let text = self.inner.tokenizer.decode(&tokens, false);
         text.map_err(|error| invalid("tokens", error.to_string()))
     }
 
     /// The bytes that a token stands for; a special token's are its spelling. Empty for ids without a token.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
-        self.inner.tokenizer.token_bytes(token).map(<[u8]>::to_vec).unwrap_or_default()
+        self.inner
+            .tokenizer
+            .token_bytes(token)
+            .map(<[u8]>::to_vec)
+            .unwrap_or_default()
     }
 
     /// Ends a request; unknown and finished ones are ignored.
@@ -304,13 +330,17 @@ impl Llm {
     fn check_conversation(&self, request: &ChatRequest) -> Result<(), RequestError> {
         let limits = &self.inner.limits;
         match () {
-            () if request.messages.is_empty() => Err(invalid("messages", "at least one message required")),
-            () if request.messages.len() > limits.max_messages => {
-                Err(invalid("messages", format!("at most {} messages allowed", limits.max_messages)))
+            () if request.messages.is_empty() => {
+                Err(invalid("messages", "at least one message required"))
             }
-            () if request.tools.len() > limits.max_tools => {
-                Err(invalid("tools", format!("at most {} tools allowed", limits.max_tools)))
-            }
+            () if request.messages.len() > limits.max_messages => Err(invalid(
+                "messages",
+                format!("at most {} messages allowed", limits.max_messages),
+            )),
+            () if request.tools.len() > limits.max_tools => Err(invalid(
+                "tools",
+                format!("at most {} tools allowed", limits.max_tools),
+            )),
             () => Ok(()),
         }
     }
@@ -361,13 +391,23 @@ impl Llm {
         };
         let (submission, events) = Submission::new(Arc::new(request), text);
         let guard = self.inner.handle.submit(submission)?;
-        Ok(Generation { id, seed, prompt, num_choices, events, guard })
+        Ok(Generation {
+            id,
+            seed,
+            prompt,
+            num_choices,
+            events,
+            guard,
+        })
     }
 
     fn deadlines(&self, options: &GenerationOptions, now: Timestamp) -> Deadlines {
         let limits = &self.inner.limits;
         let after = |secs: f64| Some(now + Span((secs * 1e9) as u64));
-        let total = options.timeout_secs.unwrap_or(f64::INFINITY).min(limits.total_timeout_secs);
+        let total = options
+            .timeout_secs
+            .unwrap_or(f64::INFINITY)
+            .min(limits.total_timeout_secs);
         Deadlines {
             queue: after(limits.queue_timeout_secs),
             first_token: after(limits.first_token_timeout_secs),

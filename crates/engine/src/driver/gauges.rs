@@ -8,8 +8,9 @@ use millpond_scheduler::Timestamp;
 use crate::llm::{EngineStats, IterationTokens};
 
 /// Upper edges of the tokens-per-step histogram (vLLM's).
-const ITERATION_EDGES: [u64; 13] =
-    [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+const ITERATION_EDGES: [u64; 13] = [
+    1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
+];
 
 /// Stands for "nothing waits" and "no work".
 const NONE: u64 = u64::MAX;
@@ -86,7 +87,9 @@ impl Gauges {
     /// Takes `count` places of the queue if they leave it within `max`.
     pub(crate) fn enter_queue(&self, count: u64, max: u64) -> bool {
         let grown = |queued: u64| Some(queued + count).filter(|grown| *grown <= max);
-        self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, grown).is_ok()
+        self.queued
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, grown)
+            .is_ok()
     }
 
     /// Gives `count` places of the queue back.

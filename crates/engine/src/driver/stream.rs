@@ -39,9 +39,18 @@ impl Submission {
         text: TextOptions,
     ) -> (Self, mpsc::Receiver<GenerationEvent>) {
         let per_choice = request.stop.max_tokens as usize + 1;
-        let capacity = per_choice.saturating_mul(request.num_choices as usize).saturating_add(1);
+        let capacity = per_choice
+            .saturating_mul(request.num_choices as usize)
+            .saturating_add(1);
         let (events, receiver) = mpsc::channel(capacity);
-        (Submission { request, text, events }, receiver)
+        (
+            Submission {
+                request,
+                text,
+                events,
+            },
+            receiver,
+        )
     }
 
     pub(crate) fn request(&self) -> &Arc<Request> {
@@ -73,7 +82,11 @@ struct ChoiceStream {
 
 impl Stream {
     pub(crate) fn new(submission: Submission, tokenizer: &Tokenizer) -> Self {
-        let Submission { request, text, events } = submission;
+        let Submission {
+            request,
+            text,
+            events,
+        } = submission;
         let choice = || ChoiceStream {
             detokenizer: Detokenizer::new(tokenizer.clone(), text.skip_special),
             matcher: StopMatcher::new(&text.stop, text.include_stop),
@@ -95,7 +108,9 @@ impl Stream {
 
     /// The choice was scheduled; returns true the first time.
     pub(crate) fn leave_queue(&mut self, choice: u32) -> bool {
-        let Some(choice) = self.choices.get_mut(choice as usize) else { return false };
+        let Some(choice) = self.choices.get_mut(choice as usize) else {
+            return false;
+        };
         let first = std::mem::replace(&mut choice.queued, false);
         self.num_queued -= u32::from(first);
         first
@@ -104,13 +119,23 @@ impl Stream {
     /// Turns a row's new tokens into text before they are committed. Where a stop string completes, the row
     /// is cut after that token and marked, so that nothing later is counted or published.
     pub(crate) fn read_row(&mut self, choice: u32, index: usize, output: &mut ModelOutput) {
-        let ModelOutput { rows, tokens, prompt_logprobs, .. } = output;
-        let Some(row) = rows.get_mut(index) else { return };
+        let ModelOutput {
+            rows,
+            tokens,
+            prompt_logprobs,
+            ..
+        } = output;
+        let Some(row) = rows.get_mut(index) else {
+            return;
+        };
         if row.verdict != RowVerdict::Continue {
             return;
         }
-        self.prompt_logprobs.extend_from_slice(&prompt_logprobs[row.prompt_logprobs.range()]);
-        let Some(choice) = self.choices.get_mut(choice as usize) else { return };
+        self.prompt_logprobs
+            .extend_from_slice(&prompt_logprobs[row.prompt_logprobs.range()]);
+        let Some(choice) = self.choices.get_mut(choice as usize) else {
+            return;
+        };
         for (offset, token) in (1..).zip(&tokens[row.tokens.range()]) {
             match self.request.stop.finish_at(*token, choice.num_output + 1) {
                 Some(FinishReason::Stop(_)) => {
@@ -146,7 +171,9 @@ impl Stream {
             let logprobs = std::mem::take(&mut self.prompt_logprobs);
             self.send(GenerationEvent::PromptLogprobs(logprobs));
         }
-        let Some(stream) = self.choices.get_mut(choice as usize) else { return };
+        let Some(stream) = self.choices.get_mut(choice as usize) else {
+            return;
+        };
         let num_tokens = num_tokens as usize;
         let logprobs = &output.logprobs[row.logprobs.range()];
         let delta = ChoiceText {
@@ -161,12 +188,23 @@ impl Stream {
     /// Ends a choice with what was held back.
     pub(crate) fn send_finished(&mut self, choice: u32, reason: FinishReason, summary: Summary) {
         self.leave_queue(choice);
-        let Some(stream) = self.choices.get_mut(choice as usize) else { return };
+        let Some(stream) = self.choices.get_mut(choice as usize) else {
+            return;
+        };
         let text = stream.finish(&reason);
         let matched_stop = stream.matched_stop.map(|index| stream.stop[index].clone());
         self.num_open = self.num_open.saturating_sub(1);
-        let last = ChoiceText { choice, text, ..ChoiceText::default() };
-        self.send(GenerationEvent::Finished { last, reason, matched_stop, summary });
+        let last = ChoiceText {
+            choice,
+            text,
+            ..ChoiceText::default()
+        };
+        self.send(GenerationEvent::Finished {
+            last,
+            reason,
+            matched_stop,
+            summary,
+        });
     }
 
     /// Choices that have not been scheduled yet.

@@ -62,7 +62,10 @@ pub(super) fn load(
             files.config.max_context
         )));
     }
-    let limits = StepLimits { max_batch_tokens: options.max_batch_tokens, max_context: wanted_context };
+    let limits = StepLimits {
+        max_batch_tokens: options.max_batch_tokens,
+        max_context: wanted_context,
+    };
     let needs = MemoryNeeds::of(&files.config, &files.weights, limits);
     let memory = needs.plan(num_blocks(&options, wanted_context, &needs)?);
     let max_context = wanted_context.min(memory.num_blocks.saturating_mul(BLOCK_SIZE));
@@ -79,8 +82,26 @@ pub(super) fn load(
         num_threads: kernels.num_threads(),
     };
     let eos_tokens = files.config.eos_tokens.clone();
-    let runner = runner(files, kernels, StepLimits { max_context, ..limits }, &memory, progress)?;
-    start(runner, Parts { tokenizer, template, info, eos_tokens }, options)
+    let runner = runner(
+        files,
+        kernels,
+        StepLimits {
+            max_context,
+            ..limits
+        },
+        &memory,
+        progress,
+    )?;
+    start(
+        runner,
+        Parts {
+            tokenizer,
+            template,
+            info,
+            eos_tokens,
+        },
+        options,
+    )
 }
 
 pub(super) fn mock(options: EngineOptions) -> Result<Llm, LoadFailure> {
@@ -108,7 +129,16 @@ pub(super) fn mock(options: EngineOptions) -> Result<Llm, LoadFailure> {
     let eos_tokens: Vec<TokenId> = tokenizer.eos().into_iter().collect();
     let vocabulary = u32::try_from(vocab_size).ok().and_then(NonZeroU32::new);
     let runner = MockModel::scripted(vocabulary.ok_or_else(|| failed("the mock has no tokens"))?);
-    start(runner, Parts { tokenizer, template: Some(template), info, eos_tokens }, options)
+    start(
+        runner,
+        Parts {
+            tokenizer,
+            template: Some(template),
+            info,
+            eos_tokens,
+        },
+        options,
+    )
 }
 
 /// What an `Llm` is made of besides its engine thread.
@@ -125,7 +155,12 @@ fn start<R: ModelRunner + Send + 'static>(
     parts: Parts,
     options: EngineOptions,
 ) -> Result<Llm, LoadFailure> {
-    let Parts { tokenizer, template, info, eos_tokens } = parts;
+    let Parts {
+        tokenizer,
+        template,
+        info,
+        eos_tokens,
+    } = parts;
     let config = SchedulerConfig {
         block_size: BLOCK_SIZE,
         num_blocks: info.memory.num_blocks,
@@ -140,15 +175,30 @@ fn start<R: ModelRunner + Send + 'static>(
     let scheduler = Scheduler::new(config).map_err(failed)?;
     let gauges = Arc::new(Gauges::new(info.memory.num_blocks));
     let (commands, inbox) = mpsc::channel();
-    let driver = Driver::new(scheduler, runner, tokenizer.clone(), inbox, Arc::clone(&gauges));
+    let driver = Driver::new(
+        scheduler,
+        runner,
+        tokenizer.clone(),
+        inbox,
+        Arc::clone(&gauges),
+    );
     std::thread::Builder::new()
         .name("millpond-engine".to_owned())
         .spawn(move || driver.run())
         .map_err(failed)?;
     let handle = EngineHandle::new(commands, gauges, options.max_waiting);
     let limits = options.limits;
-    let inner = Inner { handle, tokenizer, template, info, limits, eos_tokens };
-    Ok(Llm { inner: Arc::new(inner) })
+    let inner = Inner {
+        handle,
+        tokenizer,
+        template,
+        info,
+        limits,
+        eos_tokens,
+    };
+    Ok(Llm {
+        inner: Arc::new(inner),
+    })
 }
 
 fn runner(
@@ -161,19 +211,37 @@ fn runner(
     let total = files.weights.num_bytes();
     let mut report = |done: u64| progress(done, total);
     let max_positions = limits.max_context as usize;
-    let decoder = Decoder::load(&kernels, files.config, &files.weights, max_positions, &mut report)
-        .map_err(failed)?;
+    let decoder = Decoder::load(
+        &kernels,
+        files.config,
+        &files.weights,
+        max_positions,
+        &mut report,
+    )
+    .map_err(failed)?;
     let kv = KvPool::new(decoder.config(), decoder.kv_type(), memory.num_blocks);
-    Ok(DecoderRunner::new(kernels, decoder, kv, limits.max_batch_tokens))
+    Ok(DecoderRunner::new(
+        kernels,
+        decoder,
+        kv,
+        limits.max_batch_tokens,
+    ))
 }
 
-fn chat_template(files: &ModelFiles, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LoadFailure> {
+fn chat_template(
+    files: &ModelFiles,
+    tokenizer: &Tokenizer,
+) -> Result<Option<ChatTemplate>, LoadFailure> {
     let compile = |source: &str| ChatTemplate::new(source, tokenizer).map_err(failed);
     files.chat_template.as_deref().map(compile).transpose()
 }
 
 /// Blocks of the KV pool: as asked, or what the defaults and the free memory allow.
-fn num_blocks(options: &EngineOptions, max_context: u32, needs: &MemoryNeeds) -> Result<u32, LoadFailure> {
+fn num_blocks(
+    options: &EngineOptions,
+    max_context: u32,
+    needs: &MemoryNeeds,
+) -> Result<u32, LoadFailure> {
     if let Some(asked) = options.kv_tokens {
         return blocks_of(asked);
     }
@@ -195,7 +263,10 @@ fn blocks_of(tokens: u64) -> Result<u32, LoadFailure> {
     let blocks = tokens.div_ceil(u64::from(BLOCK_SIZE));
     match u32::try_from(blocks) {
         Ok(blocks) if blocks > 0 => Ok(blocks),
-        _ => Err(LoadFailure(format!("kv-tokens {tokens} is not between 1 and {}", u32::MAX))),
+        _ => Err(LoadFailure(format!(
+            "kv-tokens {tokens} is not between 1 and {}",
+            u32::MAX
+        ))),
     }
 }
 
@@ -212,6 +283,13 @@ fn available_memory() -> u64 {
 
 /// File name without its extension, or the folder's name.
 fn model_name(path: &Path) -> String {
-    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
-    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    name.map_or_else(
+        || "model".to_owned(),
+        |name| name.to_string_lossy().into_owned(),
+    )
 }

@@ -17,7 +17,10 @@ pub(super) struct Bounds<'a> {
 
 /// A refusal of one field.
 pub(super) fn invalid(param: &'static str, message: impl Into<String>) -> RequestError {
-    RequestError::Invalid { param, message: message.into() }
+    RequestError::Invalid {
+        param,
+        message: message.into(),
+    }
 }
 
 impl Bounds<'_> {
@@ -29,7 +32,10 @@ impl Bounds<'_> {
         self.check_tokens("stop_token_ids", &options.stop_token_ids)?;
         if let Some(allowed) = &options.allowed_token_ids {
             if allowed.is_empty() {
-                return Err(invalid("allowed_token_ids", "must hold at least one token id"));
+                return Err(invalid(
+                    "allowed_token_ids",
+                    "must hold at least one token id",
+                ));
             }
             self.check_tokens("allowed_token_ids", allowed)?;
         }
@@ -37,11 +43,18 @@ impl Bounds<'_> {
     }
 
     /// Prompt tokens must exist and leave room for an answer.
-    pub(super) fn check_prompt(&self, param: &'static str, tokens: &[TokenId]) -> Result<(), RequestError> {
+    pub(super) fn check_prompt(
+        &self,
+        param: &'static str,
+        tokens: &[TokenId],
+    ) -> Result<(), RequestError> {
         if tokens.is_empty() {
             return Err(invalid(param, "must hold at least one token"));
         }
-        if let Some(bad) = tokens.iter().find(|token| token.0 as usize >= self.vocab_size) {
+        if let Some(bad) = tokens
+            .iter()
+            .find(|token| token.0 as usize >= self.vocab_size)
+        {
             return Err(self.unknown_token(param, u64::from(bad.0)));
         }
         if tokens.len() >= self.max_context as usize {
@@ -78,7 +91,10 @@ impl Bounds<'_> {
             .ok()
             .filter(|min| *min <= max_tokens)
             .ok_or_else(|| {
-                invalid("min_tokens", format!("must be at most max_tokens, which is {max_tokens}"))
+                invalid(
+                    "min_tokens",
+                    format!("must be at most max_tokens, which is {max_tokens}"),
+                )
             })?;
         Ok(StopConditions {
             max_tokens,
@@ -94,20 +110,39 @@ impl Bounds<'_> {
         at_least("max_tokens", options.max_tokens.unwrap_or(1), 1)?;
         at_least("n", options.n, 1)?;
         at_most("n", options.n, limits.max_n)?;
-        at_most("logprobs", options.logprobs.unwrap_or(0), limits.max_top_logprobs)?;
-        at_most("prompt_logprobs", options.prompt_logprobs.unwrap_or(0), limits.max_top_logprobs)?;
-        at_most("cache_salt", options.cache_salt.len() as u64, limits.max_cache_salt_bytes as u64)
+        at_most(
+            "logprobs",
+            options.logprobs.unwrap_or(0),
+            limits.max_top_logprobs,
+        )?;
+        at_most(
+            "prompt_logprobs",
+            options.prompt_logprobs.unwrap_or(0),
+            limits.max_top_logprobs,
+        )?;
+        at_most(
+            "cache_salt",
+            options.cache_salt.len() as u64,
+            limits.max_cache_salt_bytes as u64,
+        )
     }
 
     fn check_stop(&self, options: &GenerationOptions) -> Result<(), RequestError> {
-        at_most("stop", options.stop.len() as u64, self.limits.max_stop as u64)?;
+        at_most(
+            "stop",
+            options.stop.len() as u64,
+            self.limits.max_stop as u64,
+        )?;
         for stop in &options.stop {
             if stop.is_empty() {
                 return Err(invalid("stop", "a stop string must not be empty"));
             }
             if stop.len() > self.limits.max_stop_bytes {
                 let max = self.limits.max_stop_bytes;
-                return Err(invalid("stop", format!("a stop string may have at most {max} bytes")));
+                return Err(invalid(
+                    "stop",
+                    format!("a stop string may have at most {max} bytes"),
+                ));
             }
         }
         Ok(())
@@ -115,14 +150,21 @@ impl Bounds<'_> {
 
     fn check_tokens(&self, param: &'static str, tokens: &[u64]) -> Result<(), RequestError> {
         at_most(param, tokens.len() as u64, self.limits.max_token_ids as u64)?;
-        match tokens.iter().find(|token| **token >= self.vocab_size as u64) {
+        match tokens
+            .iter()
+            .find(|token| **token >= self.vocab_size as u64)
+        {
             Some(bad) => Err(self.unknown_token(param, *bad)),
             None => Ok(()),
         }
     }
 
     fn check_bias(&self, options: &GenerationOptions) -> Result<(), RequestError> {
-        at_most("logit_bias", options.logit_bias.len() as u64, self.limits.max_logit_bias as u64)?;
+        at_most(
+            "logit_bias",
+            options.logit_bias.len() as u64,
+            self.limits.max_logit_bias as u64,
+        )?;
         for (token, bias) in &options.logit_bias {
             if *token >= self.vocab_size as u64 {
                 return Err(self.unknown_token("logit_bias", *token));
@@ -134,7 +176,10 @@ impl Bounds<'_> {
 
     fn unknown_token(&self, param: &'static str, token: u64) -> RequestError {
         let last = self.vocab_size.saturating_sub(1);
-        invalid(param, format!("token id {token} is outside the vocabulary (0 to {last})"))
+        invalid(
+            param,
+            format!("token id {token} is outside the vocabulary (0 to {last})"),
+        )
     }
 }
 
@@ -163,7 +208,10 @@ pub(super) fn sampling_params(options: &GenerationOptions, seed: u64) -> Samplin
 
 /// Checked ids; none is dropped because all lie in the vocabulary.
 fn token_ids(ids: &[u64]) -> Vec<TokenId> {
-    ids.iter().filter_map(|id| u32::try_from(*id).ok()).map(TokenId).collect()
+    ids.iter()
+        .filter_map(|id| u32::try_from(*id).ok())
+        .map(TokenId)
+        .collect()
 }
 
 fn check_ranges(options: &GenerationOptions) -> Result<(), RequestError> {
@@ -176,7 +224,10 @@ fn check_ranges(options: &GenerationOptions) -> Result<(), RequestError> {
     in_range("repetition_penalty", options.repetition_penalty, 0.0, 2.0)?;
     above_zero("repetition_penalty", options.repetition_penalty)?;
     if options.top_k < -1 || options.top_k > i64::from(u32::MAX) {
-        return Err(invalid("top_k", "must be −1 or 0 (off) or a positive 32-bit number"));
+        return Err(invalid(
+            "top_k",
+            "must be −1 or 0 (off) or a positive 32-bit number",
+        ));
     }
     match options.timeout_secs {
         Some(timeout) if !(timeout > 0.0 && timeout.is_finite()) => {
@@ -191,20 +242,41 @@ fn in_range(param: &'static str, value: f64, min: f64, max: f64) -> Result<(), R
     if value >= min && value <= max {
         return Ok(());
     }
-    Err(invalid(param, format!("must be between {min} and {max}, got {value}")))
+    Err(invalid(
+        param,
+        format!("must be between {min} and {max}, got {value}"),
+    ))
 }
 
 /// Rounding to f32 must not turn a positive number into zero either.
 fn above_zero(param: &'static str, value: f64) -> Result<(), RequestError> {
-    if value as f32 > 0.0 { Ok(()) } else { Err(invalid(param, "must be above 0")) }
+    if value as f32 > 0.0 {
+        Ok(())
+    } else {
+        Err(invalid(param, "must be above 0"))
+    }
 }
 
 fn at_most(param: &'static str, value: u64, max: u64) -> Result<(), RequestError> {
-    if value <= max { Ok(()) } else { Err(invalid(param, format!("at most {max} allowed, got {value}"))) }
+    if value <= max {
+        Ok(())
+    } else {
+        Err(invalid(
+            param,
+            format!("at most {max} allowed, got {value}"),
+        ))
+    }
 }
 
 fn at_least(param: &'static str, value: u64, min: u64) -> Result<(), RequestError> {
-    if value >= min { Ok(()) } else { Err(invalid(param, format!("at least {min} required, got {value}"))) }
+    if value >= min {
+        Ok(())
+    } else {
+        Err(invalid(
+            param,
+            format!("at least {min} required, got {value}"),
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -213,10 +285,17 @@ mod tests {
 
     fn check(change: impl FnOnce(&mut GenerationOptions)) -> Option<String> {
         let limits = Limits::default();
-        let bounds = Bounds { limits: &limits, vocab_size: 100, max_context: 64, eos_tokens: &[] };
+        let bounds = Bounds {
+            limits: &limits,
+            vocab_size: 100,
+            max_context: 64,
+            eos_tokens: &[],
+        };
         let mut options = GenerationOptions::default();
         change(&mut options);
-        let result = bounds.check(&options).and_then(|()| bounds.stop_conditions(&options, 10).map(drop));
+        let result = bounds
+            .check(&options)
+            .and_then(|()| bounds.stop_conditions(&options, 10).map(drop));
         match result {
             Ok(()) => None,
             Err(RequestError::Invalid { param, .. } | RequestError::NeverFits { param, .. }) => {
@@ -257,7 +336,9 @@ mod tests {
             ("stop", |o| o.stop = vec!["x".repeat(257)]),
             ("stop", |o| o.stop = vec!["x".to_owned(); 17]),
             ("stop_token_ids", |o| o.stop_token_ids = vec![100]),
-            ("allowed_token_ids", |o| o.allowed_token_ids = Some(Vec::new())),
+            ("allowed_token_ids", |o| {
+                o.allowed_token_ids = Some(Vec::new())
+            }),
             ("timeout", |o| o.timeout_secs = Some(0.0)),
         ];
         for (param, change) in cases {
@@ -286,8 +367,17 @@ mod tests {
 
     #[test]
     fn a_bias_outside_range_or_vocabulary_is_refused() {
-        assert_eq!(check(|o| o.logit_bias = vec![(1, 100.5)]).as_deref(), Some("logit_bias"));
-        assert_eq!(check(|o| o.logit_bias = vec![(100, 1.0)]).as_deref(), Some("logit_bias"));
-        assert_eq!(check(|o| o.logit_bias = vec![(1, 1.0); 301]).as_deref(), Some("logit_bias"));
+        assert_eq!(
+            check(|o| o.logit_bias = vec![(1, 100.5)]).as_deref(),
+            Some("logit_bias")
+        );
+        assert_eq!(
+            check(|o| o.logit_bias = vec![(100, 1.0)]).as_deref(),
+            Some("logit_bias")
+        );
+        assert_eq!(
+            check(|o| o.logit_bias = vec![(1, 1.0); 301]).as_deref(),
+            Some("logit_bias")
+        );
     }
 }

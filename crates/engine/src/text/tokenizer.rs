@@ -144,7 +144,8 @@ impl Tokenizer {
         self.parts.vocabulary.num_tokens()
     }
 
-    /// Bytes of the longest token: a text of n bytes has at least n divided by this many tokens.
+    /// Bytes of the longest token: a text of n bytes has about n divided by this many tokens at least, unless the tokenizer
+    /// drops parts of it (runs of spaces, unknown characters).
     pub fn max_token_bytes(&self) -> usize {
         self.parts.vocabulary.max_token_bytes()
     }

@@ -1,5 +1,7 @@
 //! S05 to S07: more work than room. Progress, bounded preemption, bounded overtaking.
 
+use std::cmp::Reverse;
+
 use millpond_scheduler::scheduler::AddError;
 use millpond_scheduler::{FinishReason, SchedulerConfig};
 use proptest::prelude::*;
@@ -343,5 +345,36 @@ fn i7_nobody_is_overtaken_whatever_the_sizes() {
             .map(|(_, times)| times)
             .max();
         assert!(worst <= Some(MAX_OVERTAKES), "overtaken {worst:?} times");
+    });
+}
+
+#[test]
+fn the_queue_goes_by_priority_then_by_arrival() {
+    let requests = prop::collection::vec((-2i32..=2, 1u32..40, 1u32..8), 2..20);
+    check_property(60, requests, |requests| {
+        let mut harness = Harness::new(SchedulerConfig {
+            max_sequences: 1,
+            ..crowded()
+        });
+        for (id, (priority, num_prompt, max_tokens)) in requests.into_iter().enumerate() {
+            let mut ask = Ask::plain(id as u8, num_prompt, max_tokens);
+            ask.priority = priority;
+            harness.submit(ask.request(id as u64, harness.now));
+        }
+        harness.drain();
+        let records = harness.ledger.records();
+        let mut turns: Vec<_> = records
+            .map(|(id, record)| {
+                let end = record.end.as_ref().expect("the harness was drained");
+                (
+                    Reverse(record.request.priority),
+                    id,
+                    end.summary.first_scheduled,
+                )
+            })
+            .collect();
+        turns.sort_unstable();
+        let times = turns.iter().map(|(_, _, first_scheduled)| first_scheduled);
+        assert!(times.is_sorted(), "{turns:?}");
     });
 }
