@@ -79,14 +79,14 @@ pub async fn surround(mut request: Request, next: Next) -> Response {
         path,
         status = response.status().as_u16(),
         ms = started.elapsed().as_millis() as u64,
-        error = response.extensions().get::<ApiError>().map(|error| printable_message(error)),
+        error = response.extensions().get::<ApiError>().map(message),
         "request",
     );
     response
 }
 
 /// Error messages quote no content; what they quote is escaped already.
-fn printable_message(error: &ApiError) -> &str {
+fn message(error: &ApiError) -> &str {
     &error.message
 }
 

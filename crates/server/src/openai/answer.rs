@@ -103,11 +103,11 @@ async fn pump(mut running: Running, mut answer: Answer, first: Option<PromptEven
                 return sink.finish(out);
             }
         }
-        if out.len() < MAX_BURST_BYTES {
-            if let Some(ready) = running.next_ready() {
-                next = ready;
-                continue;
-            }
+        if out.len() < MAX_BURST_BYTES
+            && let Some(ready) = running.next_ready()
+        {
+            next = ready;
+            continue;
         }
         if let Err(refused) = sink.push(&mut out) {
             return log_abort(refused);
