@@ -5,7 +5,7 @@
 
 use crate::config::ModelConfig;
 use crate::forward_batch::ForwardBatch;
-use crate::kernels::cpu::{CpuKernels, PackedMatrix, RopeTable};
+use crate::kernels::cpu::{CpuKernels, MatmulOutput, PackedMatrix, RopeTable};
 use crate::kv_pool::{KvPool, KvType};
 use crate::loader::Weights;
 
@@ -154,7 +154,7 @@ impl Decoder {
         kernels: &CpuKernels,
         tokens: impl ExactSizeIterator<Item = u32>,
         work: &'w mut Workspace,
-    ) -> &'w mut [f32] {
+    ) -> &'w [f32] {
         let num_rows = tokens.len();
         assert!(
             num_rows <= MAX_HEAD_ROWS,
@@ -165,16 +165,15 @@ impl Decoder {
         let normed = work.head.normed.rows_mut(num_rows);
         self.final_norm.apply(kernels, rows, normed);
         let logits = work.head.logits.rows_mut(num_rows);
-        let (head, bias) = match &self.head {
-            Some(head) => (head.weight(), head.bias()),
-            None => (&self.embedding, None),
+        let output = match &self.head {
+            Some(head) => head.product(&mut *logits),
+            None => MatmulOutput {
+                weight: &self.embedding,
+                bias: None,
+                out: &mut *logits,
+            },
         };
-        project(
-            kernels,
-            &mut work.input,
-            normed,
-            [(head, bias, &mut *logits)],
-        );
+        project(kernels, &mut work.input, normed, [output]);
         if let Some(cap) = self.config.logit_softcap {
             kernels.softcap(logits, cap);
         }

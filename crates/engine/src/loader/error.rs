@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file could not be opened or read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {problem}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        problem: io::Error,
     },
     /// The path is no model: no such file, no config.json, several GGUF files, a device.
     #[error("{}: {problem}", path.display())]
@@ -91,10 +91,10 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+    pub(super) fn io(path: &Path, problem: io::Error) -> Self {
         LoadError::Io {
             path: path.to_owned(),
-            source,
+            problem,
         }
     }
 

@@ -103,13 +103,13 @@ impl Attention {
         let products = [
             self.projections
                 .query
-                .into_output(buffers.query.rows_mut(num_tokens)),
+                .product(buffers.query.rows_mut(num_tokens)),
             self.projections
                 .key
-                .into_output(buffers.key.rows_mut(num_tokens)),
+                .product(buffers.key.rows_mut(num_tokens)),
             self.projections
                 .value
-                .into_output(buffers.value.rows_mut(num_tokens)),
+                .product(buffers.value.rows_mut(num_tokens)),
         ];
         project(step.kernels, &mut work.input, normed, products);
     }
@@ -153,7 +153,7 @@ impl Attention {
         let num_tokens = step.batch.num_tokens();
         let context = work.attention.context.rows(num_tokens);
         let update = work.update.rows_mut(num_tokens);
-        let product = self.projections.output.into_output(&mut *update);
+        let product = self.projections.output.product(&mut *update);
         project(step.kernels, &mut work.input, context, [product]);
         if let Some(norm) = &self.post_norm {
             norm.apply_in_place(step.kernels, update);

@@ -66,10 +66,7 @@ impl Mlp {
             .apply(kernels, work.residual.rows(num_tokens), normed);
         let gate = work.mlp.gate.rows_mut(num_tokens); // (tokens, intermediate_size)
         let up = work.mlp.up.rows_mut(num_tokens);
-        let products = [
-            self.gate.into_output(&mut *gate),
-            self.up.into_output(&mut *up),
-        ];
+        let products = [self.gate.product(&mut *gate), self.up.product(&mut *up)];
         project(kernels, &mut work.input, normed, products);
         kernels.gate(step.config.activation, gate, up);
         let update = work.update.rows_mut(num_tokens);
@@ -77,7 +74,7 @@ impl Mlp {
             kernels,
             &mut work.input,
             gate,
-            [self.down.into_output(&mut *update)],
+            [self.down.product(&mut *update)],
         );
         if let Some(norm) = &self.post_norm {
             norm.apply_in_place(kernels, update);

@@ -50,7 +50,8 @@ impl FromRequest<Arc<App>> for JsonBody {
     }
 }
 
-/// Refuses what is no plain JSON, and what says itself that it is too large and waits to be told so.
+/// Refuses what is no plain JSON, and what says itself that it is too large if the sender waits to be told so
+/// or would be cut off anyway.
 fn check_headers(headers: &HeaderMap, limits: &HttpLimits) -> ApiResult<()> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if !text(header::CONTENT_TYPE).is_some_and(is_json) {
@@ -61,8 +62,11 @@ fn check_headers(headers: &HeaderMap, limits: &HttpLimits) -> ApiResult<()> {
         let message = "encoded bodies are not supported";
         return Err(ApiError::new(ErrorKind::MediaType, message));
     }
-    let is_too_large = stated_length(headers).is_some_and(|length| length > limits.max_body_bytes);
-    if headers.contains_key(header::EXPECT) && is_too_large {
+    let allowed = match headers.contains_key(header::EXPECT) {
+        true => limits.max_body_bytes,
+        false => limits.max_body_bytes.saturating_mul(MAX_DISCARDED_BODIES),
+    };
+    if stated_length(headers).is_some_and(|length| length > allowed) {
         return Err(too_large(limits));
     }
     Ok(())

@@ -19,6 +19,8 @@ use crate::http::limits::{MAX_FIELDS, MAX_PRINTED_CHARS};
 pub struct Fields<'a> {
     path: String,
     entries: Vec<(Cow<'a, str>, &'a RawValue)>,
+    /// What nobody took of objects inside this one, with paths.
+    unknown_inside: Vec<String>,
 }
 
 impl<'a> Fields<'a> {
@@ -49,7 +51,11 @@ impl<'a> Fields<'a> {
         .deserialize(&mut deserializer)
         .and_then(|entries| deserializer.end().map(|()| entries));
         match split {
-            Ok(entries) => Ok(Fields { path, entries }),
+            Ok(entries) => Ok(Fields {
+                path,
+                entries,
+                unknown_inside: Vec::new(),
+            }),
             Err(error) => Err(ApiError {
                 kind: ErrorKind::Invalid,
                 message: format!("not a JSON object: {error}"),
@@ -189,13 +195,22 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Puts an object that `take_object` gave back: what is left of it is as unknown as what is left here.
+    pub fn give_back(&mut self, inside: Fields<'_>) {
+        self.unknown_inside.extend(inside.into_unknown());
+    }
+
     /// The names of the fields that nobody took, with their paths, fit for printing.
     pub fn into_unknown(self) -> Vec<String> {
-        let Fields { path, entries } = self;
-        entries
+        let Fields {
+            path,
+            entries,
+            unknown_inside,
+        } = self;
+        let own = entries
             .iter()
-            .map(|(name, _)| join(&path, &printable(name)))
-            .collect()
+            .map(|(name, _)| join(&path, &printable(name)));
+        own.chain(unknown_inside).collect()
     }
 
     fn parse<T: Deserialize<'a>>(&self, name: &str, value: &'a RawValue) -> ApiResult<T> {

@@ -56,13 +56,14 @@ pub fn take_shape(fields: &mut Fields) -> ApiResult<AnswerShape> {
     })
 }
 
-/// Reads `stream_options`; unknown fields in it change nothing and are not worth a warning each.
+/// Reads `stream_options`.
 fn take_stream_usage(fields: &mut Fields) -> ApiResult<Option<StreamUsage>> {
     let Some(mut options) = fields.take_object("stream_options")? else {
         return Ok(None);
     };
     let include: bool = options.take("include_usage")?.unwrap_or(false);
     let continuous: bool = options.take("continuous_usage_stats")?.unwrap_or(false);
+    fields.give_back(options);
     Ok(Some(match (include, continuous) {
         (true, true) => StreamUsage::Continuous,
         (true, false) => StreamUsage::AtEnd,
