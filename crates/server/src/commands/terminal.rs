@@ -6,6 +6,7 @@ use anyhow::Context;
 use millpond_engine::llm::{ChoiceText, Generation, GenerationEvent};
 use millpond_scheduler::{FinishReason, Summary};
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::openai::errors::ApiError;
 
@@ -42,11 +43,14 @@ impl Printer {
     }
 
     async fn stream(&self, mut generation: Generation) -> anyhow::Result<Outcome> {
+        // One listener for all of it: a signal between two of them would be lost.
+        let mut interrupt = signal(SignalKind::interrupt())?;
         let mut text = String::new();
         loop {
             let event = tokio::select! {
+                biased;
+                _ = interrupt.recv() => return Ok(Outcome::Interrupted(text)),
                 event = generation.next() => event,
-                _ = tokio::signal::ctrl_c() => return Ok(Outcome::Interrupted(text)),
             };
             match event {
                 Some(GenerationEvent::PromptLogprobs(_)) => {}
