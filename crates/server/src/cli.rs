@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
 use millpond_engine::kernels::cpu::Isa;
 use millpond_engine::llm::{EngineOptions, Limits};
@@ -91,7 +92,7 @@ pub struct EngineArgs {
     pub max_waiting: u32,
 
     /// Compute every prompt from its beginning
-    #[arg(long, env = "MILLPOND_NO_PREFIX_CACHE")]
+    #[arg(long, env = "MILLPOND_NO_PREFIX_CACHE", value_parser = FalseyValueParser::new())]
     pub no_prefix_cache: bool,
 }
 
@@ -115,7 +116,7 @@ pub struct ServeArgs {
     pub served_model_name: Option<String>,
 
     /// Refuse requests with unknown fields instead of listing them in `warnings`
-    #[arg(long, env = "MILLPOND_STRICT")]
+    #[arg(long, env = "MILLPOND_STRICT", value_parser = FalseyValueParser::new())]
     pub strict: bool,
 
     /// Seconds that running requests may take to finish after SIGTERM or SIGINT

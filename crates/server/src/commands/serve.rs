@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use millpond_engine::llm::Llm;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{EXIT_ENGINE, model};
@@ -32,17 +33,19 @@ const EXIT_INTERRUPTED: u8 = 130;
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    let llm = model::load(
-        &args.engine.model,
-        args.engine.options(args.request_limits.limits()),
-    )?;
-    describe(&llm);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let code = runtime.block_on(serve(llm, args))?;
+    // Before the model is loaded: an address that is taken need not cost that wait.
+    let listener = runtime.block_on(listen(args))?;
+    let llm = model::load(
+        &args.engine.model,
+        args.engine.options(args.request_limits.limits()),
+    )?;
+    describe(&llm);
+    let code = runtime.block_on(serve(llm, listener, args))?;
     // What is still blocked by then has been told to end.
     runtime.shutdown_background();
     Ok(code)
@@ -62,11 +65,13 @@ fn describe(llm: &Llm) {
     tracing::info!("memory: {}", model::describe_memory(&info.memory));
 }
 
-async fn serve(llm: Llm, args: &ServeArgs) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::new().context("cannot listen for signals")?;
+async fn listen(args: &ServeArgs) -> anyhow::Result<TcpListener> {
     let address = resolve(&args.host, args.port).await?;
-    let listener =
-        listener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    listener::bind(address).with_context(|| format!("cannot listen on {address}"))
+}
+
+async fn serve(llm: Llm, listener: TcpListener, args: &ServeArgs) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new().context("cannot listen for signals")?;
     let app = Arc::new(app(llm, args)?);
     announce(&app, listener.local_addr()?)?;
     let server = Server::new(Arc::clone(&app), router(Arc::clone(&app)));

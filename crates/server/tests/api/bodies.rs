@@ -297,6 +297,11 @@ async fn unknown_fields_are_listed_everywhere() {
         .expect("an event");
     let first: Value = serde_json::from_str(first).expect("JSON");
     assert_eq!(first["warnings"], json!(expected));
+    let inside = json!({"stream": true, "stream_options": {"include_usage": true, "zeta": 1}});
+    assert_eq!(
+        server.chat(inside).await.header("x-millpond-warnings"),
+        "unknown field stream_options.zeta was ignored"
+    );
 }
 
 #[tokio::test]

@@ -35,6 +35,20 @@ async fn every_form_of_prompt_is_the_same_prompt() {
     }
 }
 
+/// A prompt that was ready while another one was being read used to wait for ever.
+#[tokio::test]
+async fn eight_prompts_of_one_request_are_all_answered() {
+    let server = Server::start(&[]);
+    let prompts: Vec<String> = (0..8).map(|index| format!("prompt {index}")).collect();
+    for max_tokens in [1, 2, 50] {
+        for _ in 0..8 {
+            let fields = json!({"prompt": prompts, "max_tokens": max_tokens});
+            let answer = server.complete(fields).await;
+            assert_eq!(answer.json()["choices"].as_array().map(Vec::len), Some(8));
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_list_of_prompts_with_several_choices_each() {
     let server = Server::start(&[]);
