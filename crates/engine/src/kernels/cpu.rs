@@ -277,7 +277,7 @@ impl CpuKernels {
     }
 
     /// The same with the number of the thread, from 0, the caller.
-    fn for_each_worker(&self, count: usize, work: &(dyn Fn(usize, usize) + Sync)) {
+    pub(crate) fn for_each_worker(&self, count: usize, work: &(dyn Fn(usize, usize) + Sync)) {
         self.pool.run(count, work);
     }
 

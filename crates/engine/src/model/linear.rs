@@ -25,16 +25,6 @@ impl Linear {
         })
     }
 
-    /// The matrix.
-    pub fn weight(&self) -> &PackedMatrix {
-        &self.weight
-    }
-
-    /// out_features values.
-    pub fn bias(&self) -> Option<&[f32]> {
-        self.bias.as_deref()
-    }
-
     /// Bytes of the matrix.
     pub fn num_bytes(&self) -> usize {
         self.weight.num_bytes()
@@ -45,14 +35,15 @@ impl Linear {
         self.weight.is_quantised()
     }
 
-    /// This side of a product, to be given to `project` with the buffer that receives it.
-    pub fn into_output<'a>(&'a self, out: &'a mut [f32]) -> Product<'a> {
-        (&self.weight, self.bias(), out)
+    /// The product with this matrix, to be written to `out` (rows, out_features).
+    pub fn product<'a>(&'a self, out: &'a mut [f32]) -> MatmulOutput<'a> {
+        MatmulOutput {
+            weight: &self.weight,
+            bias: self.bias.as_deref(),
+            out,
+        }
     }
 }
-
-/// Weight, bias and the buffer (rows, out_features) that receives the product.
-pub type Product<'a> = (&'a PackedMatrix, Option<&'a [f32]>, &'a mut [f32]);
 
 /// Multiplies the rows of `x` (rows, in_features) with several matrices; the input is prepared once.
 ///
@@ -62,9 +53,8 @@ pub fn project<const N: usize>(
     kernels: &CpuKernels,
     input: &mut MatmulInput,
     x: &[f32],
-    products: [Product<'_>; N],
+    mut outputs: [MatmulOutput<'_>; N],
 ) {
-    let mut outputs = products.map(|(weight, bias, out)| MatmulOutput { weight, bias, out });
     outputs.sort_unstable_by_key(|output| output.weight.is_quantised());
     let num_float = outputs.partition_point(|output| !output.weight.is_quantised());
     let (float, int8) = outputs.split_at_mut(num_float);

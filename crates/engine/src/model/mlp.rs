@@ -7,7 +7,7 @@ use super::linear::{Linear, project};
 use super::norm::Norm;
 use super::weight_reader::{ModelError, WeightReader};
 use super::workspace::Workspace;
-use crate::config::{ModelConfig, NormPlacement};
+use crate::config::ModelConfig;
 
 /// Weights of one layer's MLP.
 pub struct Mlp {
@@ -32,19 +32,12 @@ impl Mlp {
             config.norm_eps,
         );
         let prefix = format!("layers.{index}");
-        let post_norm = match config.norms {
-            NormPlacement::Pre => None,
-            NormPlacement::Sandwich => {
-                let name = format!("{prefix}.post_mlp_norm");
-                Some(Norm::load(reader, &name, hidden, eps)?)
-            }
-        };
         Ok(Mlp {
             norm: Norm::load(reader, &format!("{prefix}.mlp_norm"), hidden, eps)?,
             gate: Linear::load(reader, &format!("{prefix}.gate"), inner, hidden)?,
             up: Linear::load(reader, &format!("{prefix}.up"), inner, hidden)?,
             down: Linear::load(reader, &format!("{prefix}.down"), hidden, inner)?,
-            post_norm,
+            post_norm: Norm::load_behind(reader, &format!("{prefix}.post_mlp_norm"), config)?,
         })
     }
 
@@ -66,10 +59,7 @@ impl Mlp {
             .apply(kernels, work.residual.rows(num_tokens), normed);
         let gate = work.mlp.gate.rows_mut(num_tokens); // (tokens, intermediate_size)
         let up = work.mlp.up.rows_mut(num_tokens);
-        let products = [
-            self.gate.into_output(&mut *gate),
-            self.up.into_output(&mut *up),
-        ];
+        let products = [self.gate.product(&mut *gate), self.up.product(&mut *up)];
         project(kernels, &mut work.input, normed, products);
         kernels.gate(step.config.activation, gate, up);
         let update = work.update.rows_mut(num_tokens);
@@ -77,7 +67,7 @@ impl Mlp {
             kernels,
             &mut work.input,
             gate,
-            [self.down.into_output(&mut *update)],
+            [self.down.product(&mut *update)],
         );
         if let Some(norm) = &self.post_norm {
             norm.apply_in_place(kernels, update);

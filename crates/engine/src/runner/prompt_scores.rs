@@ -1,5 +1,7 @@
 //! Log-probabilities of prompt tokens: logits in small tiles, each reduced before the next is computed.
 
+use std::sync::OnceLock;
+
 use millpond_scheduler::{PositionLogprobs, Request, Row, RowError, Span32, TokenId};
 
 use super::forward_pass::ForwardPass;
@@ -53,8 +55,13 @@ pub(super) fn score(
     for targets in prompt.targets.chunks(TILE_ROWS) {
         let end = token + targets.len() as u32;
         let logits = pass.logits(kernels, token..end);
-        for (row, target) in logits.chunks_exact(vocab_size).zip(targets) {
-            scores.push(score_token(row, *target, prompt.num_top)?);
+        let tile: [OnceLock<_>; TILE_ROWS] = std::array::from_fn(|_| OnceLock::new());
+        kernels.for_each(targets.len(), &|index| {
+            let row = &logits[index * vocab_size..][..vocab_size];
+            tile[index].get_or_init(|| score_token(row, targets[index], prompt.num_top));
+        });
+        for score in tile.into_iter().filter_map(OnceLock::into_inner) {
+            scores.push(score?);
         }
         token = end;
     }

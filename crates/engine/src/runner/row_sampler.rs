@@ -1,12 +1,13 @@
 //! `RowSampler`: chooses the tokens of several rows at once, on the kernels' threads.
 //!
-//! A choice depends on its own row alone, so the number of threads changes no result.
+//! A choice depends on its own row alone, so neither the number of threads nor their order changes a result.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use millpond_scheduler::{PositionLogprobs, RowError, TokenId};
 
 use crate::kernels::cpu::CpuKernels;
+use crate::model::MAX_HEAD_ROWS;
 use crate::sampling::logprobs::position_logprobs;
 use crate::sampling::{Sampler, SamplingState};
 
@@ -27,67 +28,44 @@ pub(super) struct Choice {
     pub logprobs: Option<PositionLogprobs>,
 }
 
-/// One lane per thread; each takes a contiguous share of the rows.
+/// Samplers of all threads, and what they chose for the rows of one tile.
 pub(super) struct RowSampler {
-    /// Every lane is touched by one thread at a time, so its lock is never contended.
-    lanes: Vec<Mutex<Lane>>,
-}
-
-struct Lane {
-    sampler: Sampler,
-    choices: Vec<Result<Choice, RowError>>,
+    /// By thread, so that no lock is ever contended.
+    samplers: Vec<Mutex<Sampler>>,
+    choices: Vec<OnceLock<Result<Choice, RowError>>>,
 }
 
 impl RowSampler {
+    /// For tiles of up to `MAX_HEAD_ROWS` rows.
     pub fn new(num_threads: usize, vocab_size: usize) -> Self {
-        let lane = |_| {
-            Mutex::new(Lane {
-                sampler: Sampler::new(vocab_size),
-                choices: Vec::new(),
-            })
-        };
+        let sampler = |_| Mutex::new(Sampler::new(vocab_size));
         RowSampler {
-            lanes: (0..num_threads).map(lane).collect(),
+            samplers: (0..num_threads).map(sampler).collect(),
+            choices: (0..MAX_HEAD_ROWS).map(|_| OnceLock::new()).collect(),
         }
     }
 
-    /// Runs `job` and chooses for every index below `num_rows`; `drain` gives the choices in order.
+    /// Chooses for every index below `num_rows`; `drain` gives the choices in order.
     pub fn run<'a>(
         &mut self,
         kernels: &CpuKernels,
         num_rows: usize,
         job: &(dyn Fn(usize) -> Result<SamplingJob<'a>, RowError> + Sync),
     ) {
-        self.clear();
-        let share = num_rows.div_ceil(self.lanes.len()).max(1);
-        let num_lanes = num_rows.div_ceil(share);
-        kernels.for_each(num_lanes, &|index| {
-            let mut lane = lock(&self.lanes[index]);
-            let rows = index * share..num_rows.min((index + 1) * share);
-            lane.choose(rows.map(job));
+        // A step that panicked may have left choices behind.
+        self.choices
+            .iter_mut()
+            .for_each(|choice| *choice = OnceLock::new());
+        kernels.for_each_worker(num_rows, &|thread, index| {
+            let mut sampler = lock(&self.samplers[thread]);
+            let choice = job(index).and_then(|job| choose(&mut sampler, &job));
+            self.choices[index].get_or_init(|| choice);
         });
-    }
-
-    /// A step that panicked may have left choices behind.
-    fn clear(&mut self) {
-        for lane in &mut self.lanes {
-            get_mut(lane).choices.clear();
-        }
     }
 
     /// Takes the choices of the last run, in the order of its rows.
     pub fn drain(&mut self) -> impl Iterator<Item = Result<Choice, RowError>> + '_ {
-        let lanes = self.lanes.iter_mut();
-        lanes.flat_map(|lane| get_mut(lane).choices.drain(..))
-    }
-}
-
-impl Lane {
-    fn choose<'a>(&mut self, jobs: impl Iterator<Item = Result<SamplingJob<'a>, RowError>>) {
-        for job in jobs {
-            let choice = job.and_then(|job| choose(&mut self.sampler, &job));
-            self.choices.push(choice);
-        }
+        self.choices.iter_mut().map_while(OnceLock::take)
     }
 }
 
@@ -99,12 +77,7 @@ fn choose(sampler: &mut Sampler, job: &SamplingJob<'_>) -> Result<Choice, RowErr
     Ok(Choice { token, logprobs })
 }
 
-// A lock poisoned by a panic of an earlier step is usable: every run clears the choices first.
-
-fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
-    lane.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn get_mut(lane: &mut Mutex<Lane>) -> &mut Lane {
-    lane.get_mut().unwrap_or_else(PoisonError::into_inner)
+/// A sampler whose step panicked is usable: it keeps scratch memory only.
+fn lock(sampler: &Mutex<Sampler>) -> MutexGuard<'_, Sampler> {
+    sampler.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,8 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::session::{Feed, Random, Session, Setup, fixture};
-use millpond_engine::fetch;
+use crate::session::{Feed, Random, Session, Setup, fixture, smollm2};
 use millpond_engine::kernels::cpu::Isa;
 use millpond_scheduler::{SamplingParams, TokenId};
 
@@ -21,10 +20,6 @@ const TINY: [&str; 5] = [
 
 fn tiny(model: &str) -> PathBuf {
     fixture("tiny").join(model)
-}
-
-fn smollm2() -> PathBuf {
-    fetch::resolve("smollm2-135m-instruct", &mut |_| {}).expect("the model can be fetched")
 }
 
 /// Token ids that need no meaning; all lie in every fixture's vocabulary.

@@ -3,6 +3,7 @@
 //! One binary, because all of it drives models through `session::Session`.
 
 mod bit_identity;
+mod memory;
 mod oracles_real;
 mod oracles_tiny;
 mod rows;

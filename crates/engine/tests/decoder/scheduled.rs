@@ -34,7 +34,7 @@ fn requests() -> Vec<Request> {
         };
         let sampling = SamplingParams {
             seed: id,
-            temperature: if id % 3 == 0 { 1.0 } else { 0.0 },
+            temperature: if id.is_multiple_of(3) { 1.0 } else { 0.0 },
             top_p: 0.95,
             presence_penalty: 0.5,
             ..SamplingParams::default()

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
+use millpond_engine::fetch;
 use millpond_engine::kernels::cpu::{CpuKernels, Isa, KvData};
 use millpond_engine::kv_pool::KvPool;
 use millpond_engine::loader;
@@ -182,9 +183,8 @@ impl Session {
     pub fn execute(&mut self, feeds: &[Feed]) -> ModelOutput {
         let plan = self.plan(feeds);
         let mut output = ModelOutput::default();
-        self.runner
-            .execute(&plan, &mut output)
-            .expect("the step runs");
+        let step = self.runner.execute(&plan, &mut output);
+        step.expect("the step runs");
         self.advance(feeds);
         for (feed, row) in feeds.iter().zip(&output.rows) {
             let tokens = output.row_tokens(row);
@@ -362,6 +362,11 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/fixtures")
         .join(name)
+}
+
+/// The real model of the tests, fetched when it is not there.
+pub fn smollm2() -> PathBuf {
+    fetch::resolve("smollm2-135m-instruct", &mut |_| {}).expect("the model can be fetched")
 }
 
 /// A small generator for schedules and block orders (SplitMix64), so that a failing seed can be repeated.
