@@ -200,6 +200,7 @@ def servers_of(options):
     servers = []
     if options.millpond:
         flags = ["serve", "--model", options.model, "--host", "127.0.0.1", "--port", str(options.port)]
+        flags += ["--threads", str(options.threads)]
         command = (str(options.millpond), *flags, *shlex.split(options.millpond_flags))
         servers.append(Server("Millpond", command, options.port))
     if options.llama:

@@ -5,7 +5,7 @@
 //! through [`Llm`].
 
 pub mod config;
-pub mod driver;
+pub(crate) mod driver;
 pub mod fetch;
 pub mod forward_batch;
 pub mod handle;
@@ -17,3 +17,5 @@ pub mod model;
 pub mod runner;
 pub mod sampling;
 pub mod text;
+
+mod digest;

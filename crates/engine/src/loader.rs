@@ -12,9 +12,11 @@ pub mod tensor;
 pub mod weights;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
-pub(crate) mod checkpoint;
+mod checkpoint;
 mod families;
 mod gguf;
 mod header;

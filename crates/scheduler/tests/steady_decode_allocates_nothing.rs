@@ -1,14 +1,16 @@
-//! A steady decode step takes nothing from the heap, counted by the allocator itself.
+//! A steady decode step of scheduler and scripted mock takes nothing from the heap, counted by the allocator.
 //!
 //! The only test of this binary: the count is global, and a neighbour would disturb it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millpond_scheduler::mock::MockModel;
 use millpond_scheduler::{
-    BatchPlan, CacheSalt, Deadlines, Event, ModelOutput, OutputRow, Request, RequestId, RowVerdict,
-    SamplingParams, Scheduler, SchedulerConfig, Span32, StopConditions, Timestamp, TokenId,
+    BatchPlan, CacheSalt, Deadlines, Event, ModelOutput, ModelRunner, Request, RequestId,
+    SamplingParams, Scheduler, SchedulerConfig, StopConditions, Timestamp, TokenId,
 };
 
 /// The system's allocator, counting.
@@ -42,6 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 
 const NUM_SEQUENCES: u32 = 256;
 const NUM_STEPS: u32 = 512;
+const VOCABULARY: NonZeroU32 = NonZeroU32::new(1 << 20).expect("it is not zero");
 
 fn request(id: u32) -> Request {
     Request {
@@ -66,35 +69,18 @@ fn request(id: u32) -> Request {
     }
 }
 
-/// Every sampling row chooses a token that stops nothing.
-fn run(plan: &BatchPlan, output: &mut ModelOutput) {
-    output.clear();
-    for row in &plan.rows {
-        let start = output.tokens.len() as u32;
-        output.tokens.extend(row.sample.then_some(TokenId(7)));
-        output.rows.push(OutputRow {
-            tokens: Span32 {
-                start,
-                end: output.tokens.len() as u32,
-            },
-            num_computed: row.tokens.len(),
-            logprobs: Span32::default(),
-            prompt_logprobs: Span32::default(),
-            verdict: RowVerdict::Continue,
-        });
-    }
-}
-
 #[test]
 fn steady_decode_allocates_nothing() {
     // The second pool is so small that each new block pushes one out of the cache.
-    for (num_blocks, num_cold) in [(24_000, 0), (9_700, 1)] {
+    for (num_blocks, num_cold) in [(24_000, 0), (9_600, 1)] {
         let mut scheduler = Scheduler::new(SchedulerConfig {
             num_blocks,
             max_sequences: NUM_SEQUENCES,
             ..SchedulerConfig::default()
         })
         .expect("valid");
+        // Counts on from each prompt and meets no stop token.
+        let mut model = MockModel::scripted(VOCABULARY);
         let mut plan = BatchPlan::default();
         let mut output = ModelOutput::default();
         let mut events: Vec<Event> = Vec::new();
@@ -104,7 +90,9 @@ fn steady_decode_allocates_nothing() {
             events.clear();
             scheduler.schedule(Timestamp(now), &mut plan, events);
             if !plan.is_empty() {
-                run(&plan, &mut output);
+                model
+                    .execute(&plan, &mut output)
+                    .expect("no fault was injected");
                 scheduler.commit(&plan, &output, Timestamp(now), events);
             }
             plan.rows.iter().filter(|row| row.sample).count() as u32

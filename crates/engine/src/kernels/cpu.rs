@@ -18,6 +18,7 @@ mod simd;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use half::f16;
@@ -25,7 +26,6 @@ use millpond_scheduler::{BlockCopy, BlockId, Span32};
 
 use crate::config::Activation;
 use crate::loader::TensorType;
-use attention::Scratches;
 use pool::Pool;
 use simd::Level;
 
@@ -78,7 +78,7 @@ pub enum KernelError {
 pub struct CpuKernels {
     level: Level,
     pool: Pool,
-    scratches: Scratches,
+    attention_memory: RefCell<attention::Memory>,
 }
 
 /// Elements of an elementwise operation below which waking another thread costs more than it saves.
@@ -164,11 +164,11 @@ impl CpuKernels {
             None => Level::detect(),
         };
         let pool = Pool::new(num_threads)?;
-        let scratches = Scratches::new(pool.num_threads());
+        let memory = attention::Memory::new(pool.num_threads());
         Ok(CpuKernels {
             level,
             pool,
-            scratches,
+            attention_memory: RefCell::new(memory),
         })
     }
 

@@ -155,7 +155,7 @@ pub struct GenerationOptions {
     pub logprobs: Option<u64>,
     /// The same for prompt tokens.
     pub prompt_logprobs: Option<u64>,
-    /// Larger runs earlier.
+    /// Smaller runs earlier, as in vLLM.
     pub priority: i32,
     /// Shares cached prefixes only with equal salts.
     pub cache_salt: String,

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::error::printable;
 use super::families::{Family, Naming};
 use super::header::StoredTensor;
 use super::hf::{self, HubFolder};
 use super::metadata::Metadata;
 use super::model_file::ModelFile;
 use super::{LoadError, gguf, safetensors};
+use crate::digest::hex;
 
 /// Open files with their headers parsed.
 #[derive(Debug)]
@@ -173,11 +175,6 @@ impl Collection {
     }
 }
 
-/// Lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn extension(path: &Path) -> Option<&str> {
     path.extension().and_then(|extension| extension.to_str())
 }
@@ -243,7 +240,9 @@ fn open_hub_folder(path: &Path) -> Result<Checkpoint, LoadError> {
     }
     let missing = |name: &&String| !collection.tensors.contains_key(*name);
     if let Some(name) = weights.promised.iter().find(missing) {
-        return Err(LoadError::MissingTensor { name: name.clone() });
+        return Err(LoadError::MissingTensor {
+            name: printable(name.clone()),
+        });
     }
     hash_folder(&folder, &mut collection.hash);
     Ok(collection.into_checkpoint(path, Attributes::Hub(folder)))

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file could not be opened or read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {problem}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        problem: io::Error,
     },
     /// The path is no model: no such file, no config.json, several GGUF files, a device.
     #[error("{}: {problem}", path.display())]
@@ -91,10 +91,10 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+    pub(super) fn io(path: &Path, problem: io::Error) -> Self {
         LoadError::Io {
             path: path.to_owned(),
-            source,
+            problem,
         }
     }
 
@@ -113,31 +113,60 @@ impl LoadError {
         LoadError::Malformed {
             path: path.to_owned(),
             field: printable(field.into()),
-            problem: problem.into(),
+            problem: one_line(problem.into()),
         }
     }
 
     pub(super) fn config(key: impl Into<String>, problem: impl Into<String>) -> Self {
         LoadError::Config {
             key: printable(key.into()),
-            problem: problem.into(),
+            problem: one_line(problem.into()),
         }
     }
 }
 
-/// Longest name that an error repeats.
-const MAX_NAME_IN_ERROR: usize = 80;
+/// Longest name and longest explanation that an error repeats.
+const MAX_NAME_CHARS: usize = 80;
+const MAX_PROBLEM_CHARS: usize = 300;
 
 /// A name from a file made fit for one line of a terminal: no control characters, not endless.
 pub(super) fn printable(name: String) -> String {
-    if name.len() <= MAX_NAME_IN_ERROR && !name.chars().any(char::is_control) {
-        return name;
+    shown(name, MAX_NAME_CHARS)
+}
+
+/// The same for an explanation, which may quote a value from a file.
+pub(super) fn one_line(problem: String) -> String {
+    shown(problem, MAX_PROBLEM_CHARS)
+}
+
+fn shown(text: String, max_chars: usize) -> String {
+    // A text has at least as many bytes as characters, so the common case needs no counting.
+    let is_short = text.len() <= max_chars;
+    if is_short && !text.chars().any(char::is_control) {
+        return text;
     }
-    let mut shown: String = name
-        .chars()
-        .take(MAX_NAME_IN_ERROR)
-        .flat_map(char::escape_debug)
-        .collect();
-    shown.push('…');
+    let head = text.chars().take(max_chars);
+    let escaped = head.map(|c| match c {
+        c if c.is_control() => c.escape_default().collect(),
+        c => c.to_string(),
+    });
+    let mut shown: String = escaped.collect();
+    if text.chars().nth(max_chars).is_some() {
+        shown.push('…');
+    }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_files_stay_on_one_line() {
+        let check = |name: &str, expected: &str| assert_eq!(printable(name.to_owned()), expected);
+        check("blk.0.attn_q.weight", "blk.0.attn_q.weight");
+        check("a\nb\u{1b}[31m", "a\\nb\\u{1b}[31m");
+        check(&"é".repeat(80), &"é".repeat(80));
+        check(&"é".repeat(81), &format!("{}…", "é".repeat(80)));
+    }
 }

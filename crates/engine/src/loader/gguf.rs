@@ -455,7 +455,8 @@ fn check_vocabulary(metadata: &Metadata) -> Result<(), HeaderError> {
         };
         let id = metadata.unsigned(key);
         if id.is_none_or(|id| id >= tokens.len() as u64) {
-            let problem = format!("{value:?} is no id of a vocabulary of {}", tokens.len());
+            let shown = id.map_or(value.kind().to_owned(), |id| id.to_string());
+            let problem = format!("{shown} is no id of a vocabulary of {}", tokens.len());
             return Err(HeaderError::new(key, problem));
         }
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use super::LoadError;
-use super::error::printable;
+use super::error::{one_line, printable};
 use super::tensor::TensorType;
 
 /// A tensor as a header describes it.
@@ -63,7 +63,7 @@ impl HeaderError {
     pub(super) fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
         HeaderError::Malformed {
             field: printable(field.into()),
-            problem: problem.into(),
+            problem: one_line(problem.into()),
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! It knows names and ranges; what the numbers mean is `model_config`'s business.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value};
 
 use super::LoadError;
@@ -52,6 +54,9 @@ pub(super) mod keys {
     pub const NUM_EXPERTS: Key = key("num_local_experts", "expert_count", 1 << 16);
 }
 
+/// Numbers that a model may sensibly state: temperatures, scales, epsilons and bases all lie well inside.
+pub(super) const SANE: RangeInclusive<f64> = 1e-15..=1e15;
+
 /// Where the numbers come from.
 pub(super) enum Hyperparameters<'a> {
     Gguf {
@@ -86,7 +91,7 @@ impl Hyperparameters<'_> {
                 let Some(value) = metadata.get(&name) else {
                     return Ok(None);
                 };
-                finite(name.clone(), metadata.float(&name), format!("{value:?}"))
+                finite(name.clone(), metadata.float(&name), value.kind().to_owned())
             }
             Hyperparameters::Hub { config, defaults } => {
                 let default = defaults.iter().find(|(name, _)| *name == key.hub);
@@ -100,11 +105,12 @@ impl Hyperparameters<'_> {
         }
     }
 
-    /// A number that must be greater than zero.
+    /// A number that must be greater than zero, and far enough from the ends of f32 that products stay finite.
     pub(super) fn positive(&self, key: Key) -> Result<Option<f64>, LoadError> {
         match self.number(key)? {
-            Some(value) if value <= 0.0 => {
-                Err(self.error(key, format!("{value}, must be positive")))
+            Some(value) if !SANE.contains(&value) => {
+                let problem = format!("{value}, must be positive and of a sane size");
+                Err(self.error(key, problem))
             }
             value => Ok(value),
         }
@@ -151,9 +157,6 @@ impl Hyperparameters<'_> {
 fn finite(name: String, number: Option<f64>, shown: String) -> Result<Option<f64>, LoadError> {
     match number {
         Some(value) if value.is_finite() => Ok(Some(value)),
-        Some(_) | None => {
-            let shown: String = shown.chars().take(60).collect();
-            Err(LoadError::config(name, format!("{shown} is not a number")))
-        }
+        Some(_) | None => Err(LoadError::config(name, format!("{shown} is not a number"))),
     }
 }

@@ -14,6 +14,7 @@ use crate::config::ModelConfig;
 
 use super::LoadError;
 use super::checkpoint::{Attributes, Checkpoint};
+use super::error::printable;
 use super::header::StoredTensor;
 use super::metadata::Metadata;
 
@@ -118,7 +119,7 @@ impl TensorSummary {
 
     fn new(tensor: &StoredTensor) -> Self {
         TensorSummary {
-            name: tensor.name.clone(),
+            name: printable(tensor.name.clone()),
             type_name: tensor.dtype.name(),
             shape: tensor.shape.clone(),
             num_bytes: tensor.num_bytes,
@@ -136,7 +137,9 @@ pub fn inspect(path: &Path) -> Result<Inspection, LoadError> {
             Attributes::Hub(_) | Attributes::None => FileFormat::Safetensors,
         },
         name: model_name(&checkpoint),
-        architecture: checkpoint.architecture().map(str::to_owned),
+        architecture: checkpoint
+            .architecture()
+            .map(|name| printable(name.to_owned())),
         license: license(&checkpoint),
         context_length: context_length(&checkpoint),
         tensors: checkpoint
@@ -166,14 +169,16 @@ pub(super) fn model_name(checkpoint: &Checkpoint) -> String {
             .map(|stem| stem.to_string_lossy().into_owned())
     };
     match stated {
-        Some(name) if !name.trim().is_empty() => super::error::printable(name.to_owned()),
+        Some(name) if !name.trim().is_empty() => printable(name.to_owned()),
         Some(_) | None => stem().unwrap_or_else(|| "model".to_owned()),
     }
 }
 
 fn license(checkpoint: &Checkpoint) -> Option<String> {
     match &checkpoint.attributes {
-        Attributes::Gguf(metadata) => metadata.text("general.license").map(str::to_owned),
+        Attributes::Gguf(metadata) => metadata
+            .text("general.license")
+            .map(|license| printable(license.to_owned())),
         Attributes::Hub(_) | Attributes::None => None,
     }
 }
@@ -210,7 +215,7 @@ fn tokenizer(checkpoint: &Checkpoint) -> Option<TokenizerSummary> {
 
 fn gguf_tokenizer(metadata: &Metadata) -> Option<TokenizerSummary> {
     Some(TokenizerSummary {
-        kind: metadata.text("tokenizer.ggml.model")?.to_owned(),
+        kind: printable(metadata.text("tokenizer.ggml.model")?.to_owned()),
         num_tokens: metadata.texts("tokenizer.ggml.tokens")?.len(),
     })
 }
@@ -266,7 +271,7 @@ impl<'de> Visitor<'de> for CountedVisitor {
 fn json_tokenizer(bytes: &[u8]) -> Option<TokenizerSummary> {
     let file: TokenizerFile = serde_json::from_slice(bytes).ok()?;
     Some(TokenizerSummary {
-        kind: file.model.kind.unwrap_or_else(|| "unnamed".to_owned()),
+        kind: printable(file.model.kind.unwrap_or_else(|| "unnamed".to_owned())),
         num_tokens: file.model.vocab.0,
     })
 }

@@ -32,6 +32,21 @@ pub enum MetadataValue {
 }
 
 impl MetadataValue {
+    /// What it is, for errors: arrays can be millions long, so values are not shown.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            MetadataValue::Unsigned(_) | MetadataValue::Signed(_) => "an integer",
+            MetadataValue::Float(_) => "a number",
+            MetadataValue::Bool(_) => "a truth value",
+            MetadataValue::Text(_) => "a text",
+            MetadataValue::Unsigneds(_)
+            | MetadataValue::Signeds(_)
+            | MetadataValue::Floats(_)
+            | MetadataValue::Bools(_)
+            | MetadataValue::Texts(_) => "an array",
+        }
+    }
+
     /// Elements of an array, 1 for anything else.
     pub fn num_values(&self) -> usize {
         match self {

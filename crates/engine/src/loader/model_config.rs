@@ -83,6 +83,21 @@ fn hyperparameters<'a>(
     }
 }
 
+/// Flags that must have this value where a file states them.
+const REQUIRED_FLAGS: [(Key, bool, &str); 3] = [
+    (keys::MLP_BIAS, false, "MLP biases are not supported yet"),
+    (
+        keys::BIDIRECTIONAL,
+        false,
+        "bidirectional attention is not supported",
+    ),
+    (
+        keys::CAUSAL,
+        true,
+        "bidirectional attention is not supported",
+    ),
+];
+
 /// What would change the answers and is not computed here.
 fn refuse_unsupported(
     numbers: &Hyperparameters<'_>,
@@ -97,21 +112,11 @@ fn refuse_unsupported(
             "mixtures of experts are not supported yet",
         ));
     }
-    let must_be = |key: Key, wanted: bool, what: &str| match numbers.flag(key)? {
-        Some(value) if value != wanted => Err(numbers.error(key, what)),
-        Some(_) | None => Ok(()),
-    };
-    must_be(keys::MLP_BIAS, false, "MLP biases are not supported yet")?;
-    must_be(
-        keys::BIDIRECTIONAL,
-        false,
-        "bidirectional attention is not supported",
-    )?;
-    must_be(
-        keys::CAUSAL,
-        true,
-        "bidirectional attention is not supported",
-    )?;
+    for (key, wanted, problem) in REQUIRED_FLAGS {
+        if numbers.flag(key)?.is_some_and(|stated| stated != wanted) {
+            return Err(numbers.error(key, problem));
+        }
+    }
     match checkpoint.hub_value("quantization_config") {
         None | Some(Value::Null) => Ok(()),
         Some(_) => Err(LoadError::config(

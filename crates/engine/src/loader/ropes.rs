@@ -9,8 +9,8 @@ use crate::config::{RopeConfig, RopeScaling};
 use super::LoadError;
 use super::checkpoint::{Attributes, Checkpoint};
 use super::families::Family;
-use super::header::StoredType;
-use super::hyperparameters::{Hyperparameters, keys};
+use super::header::{StoredTensor, StoredType};
+use super::hyperparameters::{Hyperparameters, SANE, keys};
 use super::metadata::Metadata;
 use super::tensor::TensorType;
 
@@ -90,7 +90,7 @@ fn gguf_scaling(
 }
 
 fn linear(key: &str, factor: f64) -> Result<RopeScaling, LoadError> {
-    if !factor.is_finite() || factor <= 0.0 {
+    if !SANE.contains(&factor) {
         return Err(LoadError::config(
             key,
             format!("{factor}, must be positive"),
@@ -111,6 +111,24 @@ fn stored_factors(
     let Some(tensor) = checkpoint.tensors.get(FACTORS_TENSOR) else {
         return Ok(None);
     };
+    check_factors(tensor, num_frequencies)?;
+    let bytes = checkpoint.read(tensor)?;
+    let quads = bytes.as_chunks::<4>().0.iter().copied();
+    let factors: Vec<f32> = quads.map(f32::from_le_bytes).collect();
+    if factors
+        .iter()
+        .all(|factor| SANE.contains(&f64::from(*factor)))
+    {
+        Ok(Some(factors))
+    } else {
+        Err(LoadError::config(
+            FACTORS_TENSOR,
+            "a factor is not positive",
+        ))
+    }
+}
+
+fn check_factors(tensor: &StoredTensor, num_frequencies: usize) -> Result<(), LoadError> {
     if tensor.dtype != StoredType::Ggml(TensorType::F32) {
         return Err(LoadError::TensorType {
             name: tensor.name.clone(),
@@ -124,24 +142,7 @@ fn stored_factors(
             expected: vec![num_frequencies],
         });
     }
-    let bytes = checkpoint.read(tensor)?;
-    let factors = bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .copied()
-        .map(f32::from_le_bytes);
-    let factors: Vec<f32> = factors.collect();
-    if factors
-        .iter()
-        .any(|factor| !factor.is_finite() || *factor <= 0.0)
-    {
-        return Err(LoadError::config(
-            FACTORS_TENSOR,
-            "a factor is not positive",
-        ));
-    }
-    Ok(Some(factors))
+    Ok(())
 }
 
 /// config.json states rotations in one of three ways: `rope_theta` and `rope_scaling` (transformers 4), one
@@ -210,7 +211,7 @@ impl ScalingBlock<'_> {
         match self.value.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_f64() {
-                Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+                Some(number) if SANE.contains(&number) => Ok(Some(number)),
                 Some(_) | None => Err(self.error(field, "must be a positive number")),
             },
         }
@@ -245,8 +246,8 @@ impl ScalingBlock<'_> {
             return Err(self.error("high_freq_factor", "must be above low_freq_factor"));
         }
         let original_max = self.required("original_max_position_embeddings")?;
-        if original_max > f64::from(u32::MAX) {
-            return Err(self.error("original_max_position_embeddings", "too large"));
+        if !(1.0..=f64::from(u32::MAX)).contains(&original_max) {
+            return Err(self.error("original_max_position_embeddings", "out of range"));
         }
         Ok(RopeScaling::Llama3 {
             factor: self.required("factor")?,

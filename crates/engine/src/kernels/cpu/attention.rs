@@ -15,74 +15,89 @@
 //! position and its keys and values alone. So the query heads of a KV head, and the tokens of a chunk, may
 //! share loads, and splits may run on different threads.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "registers of several arrays are walked side by side; iterators would be closures"
+)]
+
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::disjoint::Disjoint;
 use super::kv::{KvSlices, TypedLayer};
 use super::math::{exp_lanes, softcap_lanes};
-use super::simd::{Element, LaneArray, Simd, instantiate};
+use super::simd::{Element, LaneArray, Level, Simd, instantiate, prefetch};
 use super::{AttentionBatch, CpuKernels, KvLayer, KvShape, LANES, TokenPath};
 
 /// Positions of a split.
 const SPLIT: usize = 256;
 
+/// Blocks of a split.
+const SPLIT_BLOCKS: usize = SPLIT / LANES;
+
+/// Blocks that one call scores at once, so that few queries have enough independent sums in flight.
+const MAX_RUN: usize = 4;
+
 /// Queries that share loads of keys and values: enough to hide them, few enough for their scores to stay in
 /// the first-level cache.
 const MAX_GROUP_QUERIES: usize = 16;
 
+/// With fewer groups for each thread than this, splits are spread over threads too.
+const MIN_GROUPS_PER_THREAD: usize = 4;
+
 /// Memory of one worker.
 #[derive(Default)]
-pub(super) struct Scratch {
+struct Scratch {
     partial: Partial,
     merged: Partial,
     /// (queries, 256)
     scores: Vec<f32>,
-    /// A block of keys (head_dim, 16) and of values (16, head_dim) that lies scattered in the pool.
-    gathered: Gathered,
+    /// Keys (head_dim, 16) or values (16, head_dim) of a block that the tail scatters.
+    gathered: Vec<f32>,
 }
 
 /// Softmax-weighted values of a group's queries over some positions.
 #[derive(Default)]
 struct Partial {
-    /// Largest score and sum of exponentials, by query.
+    /// By query.
     stats: Vec<Stats>,
     /// (queries, head_dim), not yet divided by the sum.
     values: Vec<f32>,
 }
 
+/// Largest score and sum of exponentials.
 #[derive(Clone, Copy)]
 struct Stats {
     max: f32,
     sum: f32,
 }
 
-#[derive(Default)]
-struct Gathered {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+/// Memory that calls reuse.
+pub(super) struct Memory {
+    /// By worker. Never contended: a worker has one index at a time.
+    workers: Vec<Mutex<Scratch>>,
+    /// Results of splits that are spread over threads.
+    splits: Vec<Mutex<Partial>>,
 }
 
-/// The memory of all workers.
-pub(super) struct Scratches(Vec<Mutex<Scratch>>);
-
-impl Scratches {
+impl Memory {
     pub(super) fn new(num_threads: usize) -> Self {
-        Scratches((0..num_threads).map(|_| Mutex::default()).collect())
+        Memory {
+            workers: (0..num_threads).map(|_| Mutex::default()).collect(),
+            splits: Vec::new(),
+        }
     }
+}
 
-    /// Never contended: a worker has one index at a time.
-    fn of(&self, worker: usize) -> MutexGuard<'_, Scratch> {
-        // A panic in the middle leaves numbers behind, which the next use overwrites.
-        self.0[worker]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
+/// A panic in the middle leaves numbers behind, which the next use overwrites.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One call of the kernel.
 #[derive(Clone, Copy)]
 struct Job<'a> {
+    level: Level,
     shape: KvShape,
     batch: &'a AttentionBatch<'a>,
 }
@@ -109,15 +124,17 @@ pub(super) fn attend(
         "equal groups of heads"
     );
     let len = batch.paths.len() * batch.num_heads * shape.head_dim;
-    assert_eq!(
-        (batch.queries.len(), out.len()),
-        (len, len),
-        "(tokens, heads, head_dim)"
-    );
-    let job = Job { shape, batch };
+    let sizes = (batch.queries.len(), out.len());
+    assert_eq!(sizes, (len, len), "(tokens, heads, head_dim)");
+    let job = Job {
+        level: kernels.level,
+        shape,
+        batch,
+    };
+    let out = Disjoint::new(out);
     match layer.typed() {
-        TypedLayer::F32(kv) => attend_typed(kernels, job, kv, out),
-        TypedLayer::F16(kv) => attend_typed(kernels, job, kv, out),
+        TypedLayer::F32(kv) => attend_typed(kernels, job, kv, &out),
+        TypedLayer::F16(kv) => attend_typed(kernels, job, kv, &out),
     }
 }
 
@@ -125,25 +142,65 @@ fn attend_typed<T: Element>(
     kernels: &CpuKernels,
     job: Job<'_>,
     kv: KvSlices<'_, T>,
-    out: &mut [f32],
+    out: &Disjoint<'_, f32>,
 ) {
+    let sizes = (kv.keys.len(), kv.values.len());
     assert_eq!(
-        (kv.keys.len(), kv.values.len()),
-        (job.shape.len(), job.shape.len())
+        sizes,
+        (job.shape.len(), job.shape.len()),
+        "the pool has the shape"
     );
-    let token_groups = job.token_groups();
-    let num_kv_heads = job.shape.num_kv_heads;
-    let out = Disjoint::new(out);
-    let (level, scratches) = (kernels.level, &kernels.scratches);
-    kernels.for_each_worker(token_groups.len() * num_kv_heads, &|worker, index| {
-        let group = Group {
+    let groups: Vec<Group<'_, T>> = job
+        .token_groups()
+        .into_iter()
+        .flat_map(|tokens| (0..job.shape.num_kv_heads).map(move |head| (tokens.clone(), head)))
+        .map(|(tokens, kv_head)| Group {
             job,
             kv,
-            tokens: token_groups[index / num_kv_heads].clone(),
-            kv_head: index % num_kv_heads,
-        };
-        attend_group(level, &group, &mut scratches.of(worker), &out);
+            tokens,
+            kv_head,
+        })
+        .collect();
+    if groups.len() < MIN_GROUPS_PER_THREAD * kernels.num_threads() && kernels.num_threads() > 1 {
+        attend_spread(kernels, &groups, out);
+    } else {
+        let memory = kernels.attention_memory.borrow();
+        let workers = memory.workers.as_slice();
+        kernels.for_each_worker(groups.len(), &|worker, index| {
+            let scratch = &mut *lock(&workers[worker]);
+            attend_group(job.level, &groups[index], scratch, out);
+        });
+    }
+}
+
+/// Few groups: every split is an index of its own, then the splits of each group are merged.
+fn attend_spread<T: Element>(
+    kernels: &CpuKernels,
+    groups: &[Group<'_, T>],
+    out: &Disjoint<'_, f32>,
+) {
+    // (group, split), all splits of a group in a row, and where each group's begin.
+    let mut pieces = Vec::new();
+    let mut starts = Vec::with_capacity(groups.len());
+    for group in groups {
+        starts.push(pieces.len());
+        pieces.extend(group.splits().map(|split| (group, split)));
+    }
+    let mut memory = kernels.attention_memory.borrow_mut();
+    let memory = &mut *memory;
+    let num_splits = memory.splits.len().max(pieces.len());
+    memory.splits.resize_with(num_splits, Mutex::default);
+    let (workers, splits) = (memory.workers.as_slice(), memory.splits.as_slice());
+    kernels.for_each_worker(pieces.len(), &|worker, index| {
+        let (group, split) = pieces[index];
+        let scratch = &mut *lock(&workers[worker]);
+        attend_split(group.job.level, group, split, scratch);
+        std::mem::swap(&mut scratch.partial, &mut *lock(&splits[index]));
     });
+    for (group, start) in groups.iter().zip(starts) {
+        let scratch = &mut *lock(&workers[0]);
+        merge_splits(group.job.level, group, &splits[start..], (scratch, out));
+    }
 }
 
 impl Job<'_> {
@@ -232,55 +289,65 @@ impl<T: Element> Group<'_, T> {
         seen.start / LANES..seen.end.div_ceil(LANES)
     }
 
-    /// Keys and values of block `index` of the path: from the pool, or gathered where the tail scatters them.
+    /// Splits that any token of the group sees.
     #[inline(always)]
-    fn block<'s>(&'s self, index: usize, gathered: &'s mut Gathered) -> Block<'s, T> {
-        let path = &self.job.batch.paths[self.tokens.start];
+    fn splits(&self) -> Range<usize> {
+        let seen = self.visible();
+        seen.start / SPLIT..seen.end.div_ceil(SPLIT)
+    }
+
+    /// Keys or values of block `index` of the path in the pool; none where the tail scatters them.
+    #[inline(always)]
+    fn pool_tile(&self, half: Half, index: usize) -> Option<&[T]> {
+        let path = self.path();
+        let table = &self.job.batch.blocks[path.table.range()];
         let first_scattered = (path.position + 1 - path.tail.len()) as usize;
-        if path.tail.is_empty() || (index + 1) * LANES <= first_scattered {
-            let table = &self.job.batch.blocks[path.table.range()];
-            let start = self
-                .job
-                .shape
-                .tile_start(table[index].0 as usize, self.kv_head);
-            let range = start..start + self.job.shape.tile();
-            Block::InPool {
-                keys: &self.kv.keys[range.clone()],
-                values: &self.kv.values[range],
-            }
-        } else {
-            self.gather(path, index, gathered);
-            Block::Gathered {
-                keys: &gathered.keys,
-                values: &gathered.values,
-            }
+        let is_whole = path.tail.is_empty() || (index + 1) * LANES <= first_scattered;
+        let block = table.get(index).filter(|_| is_whole)?;
+        let start = self.job.shape.tile_start(block.0 as usize, self.kv_head);
+        Some(&self.pool(half)[start..start + self.job.shape.tile()])
+    }
+
+    #[inline(always)]
+    fn pool(&self, half: Half) -> &[T] {
+        match half {
+            Half::Keys => self.kv.keys,
+            Half::Values => self.kv.values,
         }
+    }
+
+    /// The path of the group: with a tail there is one token, without all share the table.
+    #[inline(always)]
+    fn path(&self) -> &TokenPath {
+        &self.job.batch.paths[self.tokens.start]
     }
 
     /// Collects a block slot by slot. Widening to f32 is exact, so it has the bits of a block in the pool.
-    fn gather(&self, path: &TokenPath, index: usize, gathered: &mut Gathered) {
+    fn gather(&self, half: Half, index: usize, buffer: &mut Vec<f32>) {
         let (shape, head_dim) = (self.job.shape, self.job.shape.head_dim);
-        gathered.keys.clear();
-        gathered.keys.resize(shape.tile(), 0.0);
-        gathered.values.clear();
-        gathered.values.resize(shape.tile(), 0.0);
+        // Strides of positions and dimensions.
+        let (position_step, dim_step) = match half {
+            Half::Keys => (1, LANES),
+            Half::Values => (head_dim, 1),
+        };
+        buffer.clear();
+        buffer.resize(shape.tile(), 0.0);
         for lane in 0..LANES {
-            let Some(slot) = self.slot(path, index * LANES + lane) else {
+            let Some(slot) = self.slot(index * LANES + lane) else {
                 break;
             };
             let start = shape.tile_start(slot / LANES, self.kv_head);
+            let from = &self.pool(half)[start..start + shape.tile()];
             for dim in 0..head_dim {
-                let key = self.kv.keys[start + dim * LANES + slot % LANES];
-                gathered.keys[dim * LANES + lane] = key.to_f32();
-                let value = self.kv.values[start + slot % LANES * head_dim + dim];
-                gathered.values[lane * head_dim + dim] = value.to_f32();
+                buffer[lane * position_step + dim * dim_step] =
+                    from[slot % LANES * position_step + dim * dim_step].to_f32();
             }
         }
     }
 
-    /// The slot of a position of a path; none beyond its end.
-    fn slot(&self, path: &TokenPath, position: usize) -> Option<usize> {
-        let batch = self.job.batch;
+    /// The slot of a position of the path; none beyond its end.
+    fn slot(&self, position: usize) -> Option<usize> {
+        let (batch, path) = (self.job.batch, self.path());
         let tail = &batch.tail_slots[path.tail.range()];
         let first_of_tail = path.position as usize + 1 - tail.len();
         match position.checked_sub(first_of_tail) {
@@ -300,15 +367,17 @@ fn relative(range: Range<usize>, start: usize, len: usize) -> Range<usize> {
     (range.start.clamp(start, start + len) - start).min(end)..end
 }
 
-/// One block of one KV head: keys (head_dim, 16), values (16, head_dim).
-enum Block<'a, T> {
-    InPool { keys: &'a [T], values: &'a [T] },
-    Gathered { keys: &'a [f32], values: &'a [f32] },
+/// Keys or values.
+#[derive(Clone, Copy)]
+enum Half {
+    Keys,
+    Values,
 }
 
 impl Partial {
     #[inline(always)]
-    fn reset(&mut self, num_queries: usize, head_dim: usize) {
+    fn reset<T: Element>(&mut self, group: &Group<'_, T>) {
+        let num_queries = group.num_queries();
         let nothing = Stats {
             max: f32::NEG_INFINITY,
             sum: 0.0,
@@ -316,7 +385,8 @@ impl Partial {
         self.stats.clear();
         self.stats.resize(num_queries, nothing);
         self.values.clear();
-        self.values.resize(num_queries * head_dim, 0.0);
+        self.values
+            .resize(num_queries * group.job.shape.head_dim, 0.0);
     }
 }
 
@@ -326,6 +396,21 @@ instantiate! {
         = attend_group_body
 }
 
+instantiate! {
+    /// Fills `scratch.partial` with the attention over one split.
+    fn attend_split<T: Element>(group: &Group<'_, T>, split: usize, scratch: &mut Scratch)
+        = attend_split_body
+}
+
+instantiate! {
+    /// Merges the results of all splits of a group, which `splits` begins with.
+    fn merge_splits<T: Element>(
+        group: &Group<'_, T>,
+        splits: &[Mutex<Partial>],
+        to: (&mut Scratch, &Disjoint<'_, f32>),
+    ) = merge_splits_body
+}
+
 #[inline(always)]
 fn attend_group_body<S: Simd, T: Element>(
     s: S,
@@ -333,111 +418,194 @@ fn attend_group_body<S: Simd, T: Element>(
     scratch: &mut Scratch,
     out: &Disjoint<'_, f32>,
 ) {
-    let head_dim = group.job.shape.head_dim;
-    scratch.merged.reset(group.num_queries(), head_dim);
-    let seen = group.visible();
-    for split in seen.start / SPLIT..seen.end.div_ceil(SPLIT) {
-        attend_split(s, group, split, scratch);
-        for query in 0..group.num_queries() {
-            // A split that a query sees nothing of must leave it alone: 0 + −0 is not −0.
-            if !group.visible_in(query, split).is_empty() {
-                merge(s, &mut scratch.merged, &scratch.partial, query, head_dim);
-            }
-        }
+    scratch.merged.reset(group);
+    for split in group.splits() {
+        attend_split_body(s, group, split, scratch);
+        merge(s, group, split, (&mut scratch.merged, &scratch.partial));
     }
-    for query in 0..group.num_queries() {
-        // SAFETY: every (token, head) is in one group.
-        let out = unsafe { out.part(group.query_range(query)) };
-        finish(s, &scratch.merged, query, out);
-    }
+    finish(s, group, &scratch.merged, out);
 }
 
-/// Fills `scratch.partial` with the attention over one split.
 #[inline(always)]
-fn attend_split<S: Simd, T: Element>(
+fn merge_splits_body<S: Simd, T: Element>(
+    s: S,
+    group: &Group<'_, T>,
+    splits: &[Mutex<Partial>],
+    (scratch, out): (&mut Scratch, &Disjoint<'_, f32>),
+) {
+    scratch.merged.reset(group);
+    for (split, partial) in group.splits().zip(splits) {
+        merge(s, group, split, (&mut scratch.merged, &lock(partial)));
+    }
+    finish(s, group, &scratch.merged, out);
+}
+
+#[inline(always)]
+fn attend_split_body<S: Simd, T: Element>(
     s: S,
     group: &Group<'_, T>,
     split: usize,
     scratch: &mut Scratch,
 ) {
-    let num_queries = group.num_queries();
-    scratch.partial.reset(num_queries, group.job.shape.head_dim);
-    scratch.scores.resize(num_queries * SPLIT, 0.0);
-    let blocks = group.blocks_in(split);
-    for block in blocks.clone() {
-        let index = split * (SPLIT / LANES) + block;
-        match group.block(index, &mut scratch.gathered) {
-            Block::InPool { keys, .. } => score_block(s, group, keys, block, &mut scratch.scores),
-            Block::Gathered { keys, .. } => score_block(s, group, keys, block, &mut scratch.scores),
-        }
-    }
-    for query in 0..num_queries {
+    scratch.partial.reset(group);
+    scratch.scores.resize(group.num_queries() * SPLIT, 0.0);
+    score_split(s, group, split, scratch);
+    for query in 0..group.num_queries() {
         let scores = &mut scratch.scores[query * SPLIT..(query + 1) * SPLIT];
         scratch.partial.stats[query] = softmax(s, scores, group.visible_in(query, split));
     }
-    for block in blocks {
-        let index = split * (SPLIT / LANES) + block;
-        let at = (split, block);
-        let to = (scratch.scores.as_slice(), &mut scratch.partial.values[..]);
-        match group.block(index, &mut scratch.gathered) {
-            Block::InPool { values, .. } => add_block(s, group, values, at, to),
-            Block::Gathered { values, .. } => add_block(s, group, values, at, to),
+    add_split(s, group, split, scratch);
+}
+
+/// Scores of all queries at the positions of a split.
+#[inline(always)]
+fn score_split<S: Simd, T: Element>(
+    s: S,
+    group: &Group<'_, T>,
+    split: usize,
+    scratch: &mut Scratch,
+) {
+    let blocks = group.blocks_in(split);
+    let mut block = blocks.start;
+    while block < blocks.end {
+        let mut keys: [&[T]; MAX_RUN] = [&[]; MAX_RUN];
+        let mut len = 0;
+        while len < MAX_RUN && block + len < blocks.end {
+            let index = split * SPLIT_BLOCKS + block + len;
+            let Some(tile) = group.pool_tile(Half::Keys, index) else {
+                break;
+            };
+            // Blocks lie anywhere: the processor can't guess what is read next.
+            prefetch(
+                group
+                    .pool_tile(Half::Keys, index + MAX_RUN)
+                    .unwrap_or_default(),
+            );
+            prefetch(group.pool_tile(Half::Values, index).unwrap_or_default());
+            keys[len] = tile;
+            len += 1;
+        }
+        if len > 0 {
+            score_run(s, group, &keys[..len], block, &mut scratch.scores);
+            block += len;
+        } else {
+            let index = split * SPLIT_BLOCKS + block;
+            group.gather(Half::Keys, index, &mut scratch.gathered);
+            score_run(s, group, &[&scratch.gathered], block, &mut scratch.scores);
+            block += 1;
         }
     }
 }
 
-/// Scores of all queries at 16 positions, into column `block` of scores (queries, 16 blocks, 16).
+/// Adds the weighted values at the positions of a split to all queries.
 #[inline(always)]
-fn score_block<S: Simd, T: Element, K: Element>(
+fn add_split<S: Simd, T: Element>(s: S, group: &Group<'_, T>, split: usize, scratch: &mut Scratch) {
+    for block in group.blocks_in(split) {
+        let index = split * SPLIT_BLOCKS + block;
+        let at = (split, block);
+        let to = (scratch.scores.as_slice(), &mut scratch.partial.values[..]);
+        match group.pool_tile(Half::Values, index) {
+            Some(values) => add_block(s, group, values, at, to),
+            None => {
+                group.gather(Half::Values, index, &mut scratch.gathered);
+                add_block(s, group, &scratch.gathered, at, to);
+            }
+        }
+    }
+}
+
+/// Scores of all queries at a run of blocks, into columns `block` and on of scores (queries, 16 blocks, 16).
+#[inline(always)]
+fn score_run<S: Simd, T: Element, K: Element>(
     s: S,
     group: &Group<'_, T>,
-    keys: &[K],
+    keys: &[&[K]],
     block: usize,
     scores: &mut [f32],
 ) {
-    let (keys, _) = keys.as_chunks::<LANES>();
     let num_queries = group.num_queries();
     let mut query = 0;
     while query < num_queries {
+        let at = (query, block);
         query += match num_queries - query {
-            1 => score_tile::<S, T, K, 1>(s, group, keys, (query, block), scores),
-            2 => score_tile::<S, T, K, 2>(s, group, keys, (query, block), scores),
-            3 => score_tile::<S, T, K, 3>(s, group, keys, (query, block), scores),
-            _ => score_tile::<S, T, K, 4>(s, group, keys, (query, block), scores),
+            1 => score_queries::<S, T, K, 1, 4>(s, group, keys, at, scores),
+            2 => score_queries::<S, T, K, 2, 2>(s, group, keys, at, scores),
+            3 => score_queries::<S, T, K, 3, 1>(s, group, keys, at, scores),
+            _ => score_queries::<S, T, K, 4, 1>(s, group, keys, at, scores),
         };
     }
 }
 
-/// Scores of R queries; returns R.
+/// Scores of R queries, P blocks at a time; returns R.
 #[inline(always)]
-fn score_tile<S: Simd, T: Element, K: Element, const R: usize>(
+fn score_queries<S: Simd, T: Element, K: Element, const R: usize, const P: usize>(
     s: S,
     group: &Group<'_, T>,
-    keys: &[LaneArray<K>],
+    keys: &[&[K]],
     (query, block): (usize, usize),
     scores: &mut [f32],
 ) -> usize {
-    let mut rows = [group.query(query); R];
-    for r in 1..R {
-        rows[r] = group.query(query + r);
-    }
-    let mut sums = [s.splat(0.0); R];
-    for (dim, key) in keys.iter().enumerate() {
-        let key = K::load(s, key);
-        for r in 0..R {
-            sums[r] = s.mul_add(s.splat(rows[r][dim]), key, sums[r]);
+    let mut done = 0;
+    while done < keys.len() {
+        let at = (query, block + done);
+        if done + P <= keys.len() {
+            score_tile::<S, T, K, R, P>(s, group, &keys[done..], at, scores);
+            done += P;
+        } else {
+            score_tile::<S, T, K, R, 1>(s, group, &keys[done..], at, scores);
+            done += 1;
         }
-    }
-    let scale = s.splat(group.job.batch.scale);
-    let (columns, _) = scores.as_chunks_mut::<LANES>();
-    for r in 0..R {
-        let mut scaled = s.mul(sums[r], scale);
-        if let Some(cap) = group.job.batch.softcap {
-            scaled = softcap_lanes(s, scaled, cap);
-        }
-        s.store(scaled, &mut columns[(query + r) * (SPLIT / LANES) + block]);
     }
     R
+}
+
+/// Scores of R queries at the first P of `keys`.
+#[inline(always)]
+fn score_tile<S: Simd, T: Element, K: Element, const R: usize, const P: usize>(
+    s: S,
+    group: &Group<'_, T>,
+    keys: &[&[K]],
+    (query, block): (usize, usize),
+    scores: &mut [f32],
+) {
+    let head_dim = group.job.shape.head_dim;
+    let mut rows = [&group.query(query)[..head_dim]; R];
+    for r in 1..R {
+        rows[r] = &group.query(query + r)[..head_dim];
+    }
+    let mut tiles: [&[LaneArray<K>]; P] = [&[]; P];
+    for p in 0..P {
+        tiles[p] = &keys[p].as_chunks::<LANES>().0[..head_dim];
+    }
+    let mut sums = [[s.splat(0.0); P]; R];
+    for dim in 0..head_dim {
+        let mut key = [s.splat(0.0); P];
+        for p in 0..P {
+            key[p] = K::load(s, &tiles[p][dim]);
+        }
+        for r in 0..R {
+            let x = s.splat(rows[r][dim]);
+            for p in 0..P {
+                sums[r][p] = s.mul_add(x, key[p], sums[r][p]);
+            }
+        }
+    }
+    let (columns, _) = scores.as_chunks_mut::<LANES>();
+    for r in 0..R {
+        for p in 0..P {
+            let column = &mut columns[(query + r) * SPLIT_BLOCKS + block + p];
+            s.store(finish_score(s, group.job.batch, sums[r][p]), column);
+        }
+    }
+}
+
+#[inline(always)]
+fn finish_score<S: Simd>(s: S, batch: &AttentionBatch<'_>, dot: S::Floats) -> S::Floats {
+    let score = s.mul(dot, s.splat(batch.scale));
+    match batch.softcap {
+        Some(cap) => softcap_lanes(s, score, cap),
+        None => score,
+    }
 }
 
 /// Turns the scores at `seen` of a split into exponentials; the rest of their blocks becomes zero.
@@ -475,12 +643,12 @@ fn add_block<S: Simd, T: Element, V: Element>(
     (split, block): (usize, usize),
     (weights, sums): (&[f32], &mut [f32]),
 ) {
-    let num_queries = group.num_queries();
     let tile = ValueTile {
-        values,
-        head_dim: group.job.shape.head_dim,
+        values: values.as_chunks::<LANES>().0,
+        row_chunks: group.job.shape.head_dim / LANES,
         block,
     };
+    let num_queries = group.num_queries();
     let mut query = 0;
     while query < num_queries {
         let seen = relative(group.visible_in(query, split), block * LANES, LANES);
@@ -494,86 +662,152 @@ fn add_block<S: Simd, T: Element, V: Element>(
             len += 1;
         }
         query += match len {
-            1 => add_tile::<S, V, 1>(s, &tile, seen, query, (weights, sums)),
-            2 => add_tile::<S, V, 2>(s, &tile, seen, query, (weights, sums)),
-            3 => add_tile::<S, V, 3>(s, &tile, seen, query, (weights, sums)),
-            _ => add_tile::<S, V, 4>(s, &tile, seen, query, (weights, sums)),
+            1 => add_queries::<S, V, 1, 4>(s, &tile, seen, query, (weights, sums)),
+            2 => add_queries::<S, V, 2, 2>(s, &tile, seen, query, (weights, sums)),
+            3 => add_queries::<S, V, 3, 1>(s, &tile, seen, query, (weights, sums)),
+            _ => add_queries::<S, V, 4, 1>(s, &tile, seen, query, (weights, sums)),
         };
     }
 }
 
 /// The values (16, head_dim) of block `block` of a split.
 struct ValueTile<'a, V> {
-    values: &'a [V],
-    head_dim: usize,
+    values: &'a [LaneArray<V>],
+    /// head_dim / 16
+    row_chunks: usize,
     block: usize,
 }
 
-/// Adds the positions `seen` of a block to R queries; returns R.
+/// Adds the positions `seen` of a block to R queries, C times 16 dimensions at a time; returns R.
 #[inline(always)]
-fn add_tile<S: Simd, V: Element, const R: usize>(
+fn add_queries<S: Simd, V: Element, const R: usize, const C: usize>(
     s: S,
     tile: &ValueTile<'_, V>,
     seen: Range<usize>,
     query: usize,
     (weights, sums): (&[f32], &mut [f32]),
 ) -> usize {
-    let chunks_per_row = tile.head_dim / LANES;
-    let (values, _) = tile.values.as_chunks::<LANES>();
-    let (weights, _) = weights.as_chunks::<LANES>();
-    let (sums, _) = sums.as_chunks_mut::<LANES>();
-    let mut rows = [&weights[query * (SPLIT / LANES) + tile.block]; R];
-    for r in 1..R {
-        rows[r] = &weights[(query + r) * (SPLIT / LANES) + tile.block];
-    }
-    for chunk in 0..chunks_per_row {
-        let mut lanes = [s.splat(0.0); R];
-        for r in 0..R {
-            lanes[r] = s.load(&sums[(query + r) * chunks_per_row + chunk]);
-        }
-        for position in seen.clone() {
-            let value = V::load(s, &values[position * chunks_per_row + chunk]);
-            for r in 0..R {
-                lanes[r] = s.mul_add(s.splat(rows[r][position]), value, lanes[r]);
-            }
-        }
-        for r in 0..R {
-            s.store(lanes[r], &mut sums[(query + r) * chunks_per_row + chunk]);
+    let mut chunk = 0;
+    while chunk < tile.row_chunks {
+        let to = (weights, &mut *sums);
+        if chunk + C <= tile.row_chunks {
+            add_tile::<S, V, R, C>(s, tile, seen.clone(), (query, chunk), to);
+            chunk += C;
+        } else {
+            add_tile::<S, V, R, 1>(s, tile, seen.clone(), (query, chunk), to);
+            chunk += 1;
         }
     }
     R
 }
 
+/// Adds the positions `seen` of a block to C times 16 dimensions of R queries.
+#[inline(always)]
+fn add_tile<S: Simd, V: Element, const R: usize, const C: usize>(
+    s: S,
+    tile: &ValueTile<'_, V>,
+    seen: Range<usize>,
+    (query, chunk): (usize, usize),
+    (weights, sums): (&[f32], &mut [f32]),
+) {
+    let (weights, _) = weights.as_chunks::<LANES>();
+    let (sums, _) = sums.as_chunks_mut::<LANES>();
+    let mut rows = [&weights[query * SPLIT_BLOCKS + tile.block]; R];
+    let mut lanes = [[s.splat(0.0); C]; R];
+    for r in 0..R {
+        rows[r] = &weights[(query + r) * SPLIT_BLOCKS + tile.block];
+        for c in 0..C {
+            lanes[r][c] = s.load(&sums[(query + r) * tile.row_chunks + chunk + c]);
+        }
+    }
+    for position in seen {
+        let mut value = [s.splat(0.0); C];
+        for c in 0..C {
+            value[c] = V::load(s, &tile.values[position * tile.row_chunks + chunk + c]);
+        }
+        for r in 0..R {
+            let weight = s.splat(rows[r][position]);
+            for c in 0..C {
+                lanes[r][c] = s.mul_add(weight, value[c], lanes[r][c]);
+            }
+        }
+    }
+    for r in 0..R {
+        for c in 0..C {
+            let to = &mut sums[(query + r) * tile.row_chunks + chunk + c];
+            s.store(lanes[r][c], to);
+        }
+    }
+}
+
 /// Adds a split to what was merged before it.
 #[inline(always)]
-fn merge<S: Simd>(s: S, merged: &mut Partial, partial: &Partial, query: usize, head_dim: usize) {
-    let (old, new) = (merged.stats[query], partial.stats[query]);
+fn merge<S: Simd, T: Element>(
+    s: S,
+    group: &Group<'_, T>,
+    split: usize,
+    (merged, partial): (&mut Partial, &Partial),
+) {
+    let head_dim = group.job.shape.head_dim;
+    for query in 0..group.num_queries() {
+        // A split that a query sees nothing of must leave it alone: 0 + −0 is not −0.
+        if group.visible_in(query, split).is_empty() {
+            continue;
+        }
+        let stats = (&mut merged.stats[query], partial.stats[query]);
+        let factors = merge_stats(s, stats);
+        let range = query * head_dim..(query + 1) * head_dim;
+        let values = (&mut merged.values[range.clone()], &partial.values[range]);
+        merge_values(s, factors, values);
+    }
+}
+
+/// Sums on the scale of the common maximum; returns the factors that take both sides there.
+#[inline(always)]
+fn merge_stats<S: Simd>(s: S, (merged, new): (&mut Stats, Stats)) -> (f32, f32) {
+    let old = *merged;
     let max = if old.max > new.max { old.max } else { new.max };
     let mut factors = [0.0; LANES];
     (factors[0], factors[1]) = (old.max - max, new.max - max);
     s.store(exp_lanes(s, s.load(&factors)), &mut factors);
-    merged.stats[query] = Stats {
-        max,
-        sum: old.sum.mul_add(factors[0], new.sum * factors[1]),
-    };
-    let (old_factor, new_factor) = (s.splat(factors[0]), s.splat(factors[1]));
-    let range = query * head_dim..(query + 1) * head_dim;
-    let (to, _) = merged.values[range.clone()].as_chunks_mut::<LANES>();
-    let (from, _) = partial.values[range].as_chunks::<LANES>();
-    for (to, from) in to.iter_mut().zip(from) {
-        let scaled = s.mul(s.load(from), new_factor);
-        s.store(s.mul_add(s.load(to), old_factor, scaled), to);
+    let sum = old.sum.mul_add(factors[0], new.sum * factors[1]);
+    *merged = Stats { max, sum };
+    (factors[0], factors[1])
+}
+
+#[inline(always)]
+fn merge_values<S: Simd>(
+    s: S,
+    (old_factor, new_factor): (f32, f32),
+    (merged, new): (&mut [f32], &[f32]),
+) {
+    let (old_factor, new_factor) = (s.splat(old_factor), s.splat(new_factor));
+    let (merged, _) = merged.as_chunks_mut::<LANES>();
+    let (new, _) = new.as_chunks::<LANES>();
+    for (merged, new) in merged.iter_mut().zip(new) {
+        let scaled = s.mul(s.load(new), new_factor);
+        s.store(s.mul_add(s.load(merged), old_factor, scaled), merged);
     }
 }
 
-/// Divides by the sum of exponentials.
+/// Divides by the sums of exponentials.
 #[inline(always)]
-fn finish<S: Simd>(s: S, merged: &Partial, query: usize, out: &mut [f32]) {
-    let sum = s.splat(merged.stats[query].sum);
-    let head_dim = out.len();
-    let (to, _) = out.as_chunks_mut::<LANES>();
-    let (from, _) = merged.values[query * head_dim..(query + 1) * head_dim].as_chunks::<LANES>();
-    for (to, from) in to.iter_mut().zip(from) {
-        s.store(s.div(s.load(from), sum), to);
+fn finish<S: Simd, T: Element>(
+    s: S,
+    group: &Group<'_, T>,
+    merged: &Partial,
+    out: &Disjoint<'_, f32>,
+) {
+    let head_dim = group.job.shape.head_dim;
+    for query in 0..group.num_queries() {
+        // SAFETY: every (token, head) is in one group.
+        let out = unsafe { out.part(group.query_range(query)) };
+        let sum = s.splat(merged.stats[query].sum);
+        let (to, _) = out.as_chunks_mut::<LANES>();
+        let values = &merged.values[query * head_dim..(query + 1) * head_dim];
+        let (from, _) = values.as_chunks::<LANES>();
+        for (to, from) in to.iter_mut().zip(from) {
+            s.store(s.div(s.load(from), sum), to);
+        }
     }
 }

@@ -169,7 +169,7 @@ fn silu_lanes<S: Simd>(s: S, gate: S::Floats, up: S::Floats) -> S::Floats {
 /// ½·(1 + tanh u) is sigmoid(2u), without the cancellation at negative u.
 #[inline(always)]
 fn gelu_lanes<S: Simd>(s: S, gate: S::Floats, up: S::Floats) -> S::Floats {
-    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_2;
     const CUBIC: f32 = 0.044_715;
     let squared = s.mul(gate, gate);
     let inner = s.mul(gate, s.mul_add(squared, s.splat(CUBIC), s.splat(1.0)));

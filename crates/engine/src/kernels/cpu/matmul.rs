@@ -18,13 +18,20 @@
 //! The bias is added last. Outputs are the lanes; what differs between numbers of rows is only how many
 //! independent accumulators are in flight.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "registers of several arrays are walked side by side; iterators would be closures"
+)]
+
 use std::array::from_fn;
 use std::ops::Range;
 
 use super::disjoint::Disjoint;
 use super::input::{MatmulInput, QuantRow};
 use super::pack::{QuantKind, QuantPanel, QuantPanels, Weights};
-use super::simd::{Aligned, Element, LaneArray, Simd, instantiate, load_partial, store_partial};
+use super::simd::{
+    Aligned, Element, LaneArray, Level, Simd, instantiate, load_partial, store_partial,
+};
 use super::{CpuKernels, LANES, MatmulOutput, PackedMatrix};
 
 /// Rows that one thread multiplies with a few panels before it goes on: their activations stay in cache.
@@ -159,32 +166,39 @@ fn piece(index: usize, size: usize, len: usize) -> Range<usize> {
     index * size..len.min((index + 1) * size)
 }
 
-instantiate! {
-    /// Computes one tile of a product.
-    fn multiply_tile(product: &Product<'_>, input: &MatmulInput, tile: Tile) = multiply_tile_body
-}
-
-#[inline(always)]
-fn multiply_tile_body<S: Simd>(s: S, product: &Product<'_>, input: &MatmulInput, tile: Tile) {
+/// Computes one tile of a product.
+fn multiply_tile(level: Level, product: &Product<'_>, input: &MatmulInput, tile: Tile) {
     match product.weight.weights() {
-        Weights::F32(panels) => float_tile(s, (product, panels), input, tile),
-        Weights::F16(panels) => float_tile(s, (product, panels), input, tile),
-        Weights::Bf16(panels) => float_tile(s, (product, panels), input, tile),
+        Weights::F32(panels) => float_tile(level, (product, panels), input, tile),
+        Weights::F16(panels) => float_tile(level, (product, panels), input, tile),
+        Weights::Bf16(panels) => float_tile(level, (product, panels), input, tile),
         Weights::Quantised(panels) => match panels.kind {
-            QuantKind::U4 => quant_tile::<S, U4>(s, (product, panels), input, tile),
-            QuantKind::I4 => quant_tile::<S, I4>(s, (product, panels), input, tile),
-            QuantKind::I6 => quant_tile::<S, I6>(s, (product, panels), input, tile),
-            QuantKind::I6Half => quant_tile::<S, I6Half>(s, (product, panels), input, tile),
-            QuantKind::I8 => quant_tile::<S, I8>(s, (product, panels), input, tile),
+            QuantKind::U4 => quant_tile::<U4>(level, (product, panels), input, tile),
+            QuantKind::I4 => quant_tile::<I4>(level, (product, panels), input, tile),
+            QuantKind::I6 => quant_tile::<I6>(level, (product, panels), input, tile),
+            QuantKind::I6Half => quant_tile::<I6Half>(level, (product, panels), input, tile),
+            QuantKind::I8 => quant_tile::<I8>(level, (product, panels), input, tile),
         },
     }
+}
+
+instantiate! {
+    /// A tile of a product with float weights.
+    fn float_tile<T: Element>(product: FloatProduct<'_, '_, T>, input: &MatmulInput, tile: Tile)
+        = float_tile_body
+}
+
+instantiate! {
+    /// A tile of a product with quantised weights.
+    fn quant_tile<K: Kind>(product: (&Product<'_>, &QuantPanels), input: &MatmulInput, tile: Tile)
+        = quant_tile_body::<_, K>
 }
 
 /// Float weights of one matrix, with where their products go.
 type FloatProduct<'a, 'b, T> = (&'a Product<'b>, &'a [Aligned<LaneArray<T>>]);
 
 #[inline(always)]
-fn float_tile<S: Simd, T: Element>(
+fn float_tile_body<S: Simd, T: Element>(
     s: S,
     product: FloatProduct<'_, '_, T>,
     input: &MatmulInput,
@@ -281,7 +295,7 @@ trait Kind {
 }
 
 #[inline(always)]
-fn quant_tile<S: Simd, K: Kind>(
+fn quant_tile_body<S: Simd, K: Kind>(
     s: S,
     (product, panels): (&Product<'_>, &QuantPanels),
     input: &MatmulInput,

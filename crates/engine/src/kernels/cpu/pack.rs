@@ -88,13 +88,21 @@ impl QuantKind {
         }
     }
 
-    /// Writes value `k` of a unit for output `lane`; the unit was zero before.
-    fn put(self, unit: &mut [u8; UNIT_BYTES], (k, lane): (usize, usize), value: i8) {
-        let byte = &mut unit[k % 16 / 4 * 64 + lane * 4 + k % 4];
-        match self {
-            QuantKind::U4 => *byte |= (value as u8) << (k / 16 * 4),
-            QuantKind::I4 => *byte |= ((value + 8) as u8) << (k / 16 * 4),
-            QuantKind::I6 | QuantKind::I6Half | QuantKind::I8 => *byte = value as u8,
+    /// Writes the values of a unit for output `lane`.
+    fn put(self, unit: &mut [u8; UNIT_BYTES], lane: usize, values: &[i8]) {
+        let (groups, _) = unit.as_chunks_mut::<64>();
+        for (g, group) in groups.iter_mut().enumerate() {
+            let bytes = &mut group[4 * lane..4 * lane + 4];
+            let near = &values[4 * g..4 * g + 4];
+            match self {
+                QuantKind::U4 => put_nibbles(bytes, near, &values[16 + 4 * g..20 + 4 * g], 0),
+                QuantKind::I4 => put_nibbles(bytes, near, &values[16 + 4 * g..20 + 4 * g], 8),
+                QuantKind::I6 | QuantKind::I6Half | QuantKind::I8 => {
+                    for (byte, value) in bytes.iter_mut().zip(near) {
+                        *byte = *value as u8;
+                    }
+                }
+            }
         }
     }
 
@@ -106,6 +114,13 @@ impl QuantKind {
             QuantKind::I4 => (byte >> (k / 16 * 4) & 15) as i8 - 8,
             QuantKind::I6 | QuantKind::I6Half | QuantKind::I8 => byte as i8,
         }
+    }
+}
+
+/// Low nibbles from `near`, high ones from `far`, each with `offset` added.
+fn put_nibbles(bytes: &mut [u8], near: &[i8], far: &[i8], offset: i8) {
+    for ((byte, near), far) in bytes.iter_mut().zip(near).zip(far) {
+        *byte = (near + offset) as u8 | ((far + offset) as u8) << 4;
     }
 }
 
@@ -399,25 +414,19 @@ impl<'a> SharedPanels<'a> {
     /// # Safety
     /// No two calls at the same time for the same panel.
     unsafe fn panel(&self, index: usize) -> PanelTarget<'_> {
+        let part = |len: usize| {
+            let len = len / self.num_panels;
+            index * len..(index + 1) * len
+        };
         // SAFETY: equal parts by panel, and the caller's promise.
         unsafe {
             PanelTarget {
-                units: nth_part(&self.units, index, self.num_panels),
-                scales: nth_part(&self.scales, index, self.num_panels),
-                mins: nth_part(&self.mins, index, self.num_panels),
+                units: self.units.part(part(self.units.len())),
+                scales: self.scales.part(part(self.scales.len())),
+                mins: self.mins.part(part(self.mins.len())),
             }
         }
     }
-}
-
-/// Part `index` of `num_parts` equal ones.
-///
-/// # Safety
-/// As `Disjoint::part`.
-unsafe fn nth_part<'a, T>(all: &'a Disjoint<'_, T>, index: usize, num_parts: usize) -> &'a mut [T] {
-    let len = all.len() / num_parts;
-    // SAFETY: the caller's promise.
-    unsafe { all.part(index * len..(index + 1) * len) }
 }
 
 /// A panel that is being filled.
@@ -435,9 +444,9 @@ impl PanelTarget<'_> {
         for (index, bytes) in row.chunks_exact(format.bytes).enumerate() {
             (format.decode)(bytes, &mut decoded);
             let first_unit = index * (format.values / unit);
-            for (k, &quant) in decoded.quants[..format.values].iter().enumerate() {
-                let target = &mut self.units[first_unit + k / unit].0;
-                format.kind.put(target, (k % unit, lane), quant);
+            let values = decoded.quants[..format.values].chunks_exact(unit);
+            for (target, values) in self.units[first_unit..].iter_mut().zip(values) {
+                format.kind.put(&mut target.0, lane, values);
             }
             let num_blocks = format.values / block;
             for b in 0..num_blocks {

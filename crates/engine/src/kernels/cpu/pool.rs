@@ -116,9 +116,10 @@ impl Pool {
         unsafe { *shared.job.get() = Job::new(count, work) };
         shared.next.store(0, Ordering::Relaxed);
         let state = shared.state.load(Ordering::Relaxed);
-        shared
-            .state
-            .store((epoch(state) + 1) % EPOCH * EPOCH | OPEN, Ordering::SeqCst);
+        shared.state.store(
+            ((epoch(state) + 1) % EPOCH * EPOCH) | OPEN,
+            Ordering::SeqCst,
+        );
         self.workers.iter().for_each(Worker::wake);
     }
 

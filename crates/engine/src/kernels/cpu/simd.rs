@@ -161,7 +161,7 @@ impl Level {
 macro_rules! instantiate {
     (
         $(#[$meta:meta])*
-        $vis:vis fn $name:ident $(<$generic:ident: $bound:path>)? ($($arg:ident: $kind:ty),* $(,)?) $(-> $out:ty)? = $body:ident
+        $vis:vis fn $name:ident $(<$generic:ident: $bound:path>)? ($($arg:ident: $kind:ty),* $(,)?) $(-> $out:ty)? = $body:path
     ) => {
         $(#[$meta])*
         $vis fn $name $(<$generic: $bound>)? (
@@ -181,7 +181,7 @@ macro_rules! instantiate {
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::cpu::simd::Level::Avx2(simd) => {
                     // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
-                    unsafe { avx2(simd, $($arg),*) }
+                    unsafe { avx2 $(::<$generic>)? (simd, $($arg),*) }
                 }
             }
         }
@@ -190,7 +190,7 @@ macro_rules! instantiate {
 pub(super) use instantiate;
 
 /// What weights, keys and values are stored as.
-pub(super) trait Element: Copy + Send + Sync {
+pub(super) trait Element: Copy + Send + Sync + 'static {
     /// Widened exactly.
     fn load<S: Simd>(simd: S, from: &LaneArray<Self>) -> S::Floats;
     /// Widened exactly.
@@ -265,4 +265,17 @@ pub(super) fn store_partial<S: Simd>(simd: S, lanes: S::Floats, to: &mut [f32]) 
     simd.store(lanes, &mut padded);
     let len = to.len();
     to.copy_from_slice(&padded[..len]);
+}
+
+/// Asks for memory that is read soon. Changes nothing but time.
+#[inline(always)]
+pub(super) fn prefetch<T>(memory: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..size_of_val(memory)).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: the address lies inside the slice, and a prefetch reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(memory.as_ptr().cast::<i8>().add(line)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = memory;
 }

@@ -2,7 +2,7 @@
 
 /// A GGUF file in the making. Setting a key or a tensor again replaces it.
 #[derive(Clone, Default)]
-pub(super) struct GgufFile {
+pub(in crate::loader) struct GgufFile {
     /// Key, type number, encoded value.
     entries: Vec<(String, u32, Vec<u8>)>,
     tensors: Vec<TestTensor>,
@@ -32,19 +32,19 @@ impl GgufFile {
         self
     }
 
-    pub(super) fn text(self, key: &str, value: &str) -> Self {
+    pub(in crate::loader) fn text(self, key: &str, value: &str) -> Self {
         self.entry(key, 8, text_bytes(value))
     }
 
-    pub(super) fn u16(self, key: &str, value: u16) -> Self {
+    pub(in crate::loader) fn u16(self, key: &str, value: u16) -> Self {
         self.entry(key, 2, value.to_le_bytes().to_vec())
     }
 
-    pub(super) fn u32(self, key: &str, value: u32) -> Self {
+    pub(in crate::loader) fn u32(self, key: &str, value: u32) -> Self {
         self.entry(key, 4, value.to_le_bytes().to_vec())
     }
 
-    pub(super) fn f32(self, key: &str, value: f32) -> Self {
+    pub(in crate::loader) fn f32(self, key: &str, value: f32) -> Self {
         self.entry(key, 6, value.to_le_bytes().to_vec())
     }
 
@@ -64,13 +64,13 @@ impl GgufFile {
         self.array(key, 5, elements.collect())
     }
 
-    pub(super) fn without(mut self, key: &str) -> Self {
+    pub(in crate::loader) fn without(mut self, key: &str) -> Self {
         self.entries.retain(|(existing, _, _)| existing != key);
         self
     }
 
     /// An F32 tensor; `shape` is outermost first.
-    pub(super) fn tensor(self, name: &str, shape: &[u64], values: &[f32]) -> Self {
+    pub(in crate::loader) fn tensor(self, name: &str, shape: &[u64], values: &[f32]) -> Self {
         let bytes = values
             .iter()
             .flat_map(|value| value.to_le_bytes())
@@ -79,7 +79,7 @@ impl GgufFile {
     }
 
     /// A tensor of zeros of any type.
-    pub(super) fn tensor_of_type(
+    pub(in crate::loader) fn tensor_of_type(
         self,
         name: &str,
         shape: &[u64],
@@ -101,7 +101,7 @@ impl GgufFile {
     }
 
     /// Metadata with the first `num_first` tensors, and the other tensors alone.
-    pub(super) fn split(mut self, num_first: usize) -> (Self, Self) {
+    pub(in crate::loader) fn split(mut self, num_first: usize) -> (Self, Self) {
         let rest = self.tensors.split_off(num_first);
         let second = GgufFile {
             entries: Vec::new(),
@@ -111,7 +111,7 @@ impl GgufFile {
     }
 
     /// The file, version 3.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(in crate::loader) fn bytes(&self) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend_from_slice(&3_u32.to_le_bytes());
         file.extend_from_slice(&(self.tensors.len() as u64).to_le_bytes());
@@ -190,7 +190,7 @@ impl GgufFile {
 }
 
 /// One layer, tied embeddings.
-pub(super) fn tiny_llama() -> GgufFile {
+pub(in crate::loader) fn tiny_llama() -> GgufFile {
     GgufFile::default()
         .sizes("llama", 1)
         .text("general.name", "tiny")
@@ -201,7 +201,7 @@ pub(super) fn tiny_llama() -> GgufFile {
 }
 
 /// Seven layers, of which the sixth is global.
-pub(super) fn tiny_gemma3() -> GgufFile {
+pub(in crate::loader) fn tiny_gemma3() -> GgufFile {
     let file = GgufFile::default()
         .sizes("gemma3", 7)
         .u32("gemma3.attention.sliding_window", 512)
