@@ -71,15 +71,7 @@ impl Decoder {
             .map(|index| Layer::load(&mut reader, &config, index))
             .collect::<Result<_, _>>()?;
         let final_norm = Norm::load(&mut reader, "final_norm", hidden_size, config.norm_eps)?;
-        let head = match config.tied_embeddings {
-            true => None,
-            false => Some(Linear::load(
-                &mut reader,
-                "lm_head",
-                vocab_size,
-                hidden_size,
-            )?),
-        };
+        let head = Self::load_head(&mut reader, &config)?;
         let table = |rope| RopeTable::new(rope, max_positions);
         Ok(Decoder {
             ropes: config.ropes.iter().map(table).collect(),
@@ -90,6 +82,16 @@ impl Decoder {
             final_norm,
             head,
         })
+    }
+
+    fn load_head(
+        reader: &mut WeightReader<'_>,
+        config: &ModelConfig,
+    ) -> Result<Option<Linear>, ModelError> {
+        if config.tied_embeddings {
+            return Ok(None);
+        }
+        Linear::load(reader, "lm_head", config.vocab_size, config.hidden_size).map(Some)
     }
 
     /// What the model looks like.
@@ -110,10 +112,8 @@ impl Decoder {
 
     /// Bytes of packed matrices.
     pub fn num_bytes(&self) -> usize {
-        let layers = self.layers.iter();
-        let in_layers: usize = layers
-            .map(|l| l.attention.num_bytes() + l.mlp.num_bytes())
-            .sum();
+        let in_layer = |layer: &Layer| layer.attention.num_bytes() + layer.mlp.num_bytes();
+        let in_layers: usize = self.layers.iter().map(in_layer).sum();
         let head = self.head.as_ref().map_or(0, Linear::num_bytes);
         self.embedding.num_bytes() + in_layers + head
     }
@@ -161,33 +161,38 @@ impl Decoder {
             "{num_rows} rows do not fit the head's tile"
         );
         work.gather_residual(tokens);
-        let rows = work.head.residual.rows(num_rows);
         let normed = work.head.normed.rows_mut(num_rows);
-        self.final_norm.apply(kernels, rows, normed);
+        self.final_norm
+            .apply(kernels, work.head.residual.rows(num_rows), normed);
         let logits = work.head.logits.rows_mut(num_rows);
-        let output = match &self.head {
-            Some(head) => head.product(&mut *logits),
-            None => MatmulOutput {
-                weight: &self.embedding,
-                bias: None,
-                out: &mut *logits,
-            },
-        };
-        project(kernels, &mut work.input, normed, [output]);
+        let product = self.head_product(&mut *logits);
+        project(kernels, &mut work.input, normed, [product]);
         if let Some(cap) = self.config.logit_softcap {
             kernels.softcap(logits, cap);
         }
         logits
     }
 
+    /// The product with the head, to be written to `logits` (rows, vocab_size).
+    fn head_product<'a>(&'a self, logits: &'a mut [f32]) -> MatmulOutput<'a> {
+        match &self.head {
+            Some(head) => head.product(logits),
+            None => MatmulOutput {
+                weight: &self.embedding,
+                bias: None,
+                out: logits,
+            },
+        }
+    }
+
     /// residual (tokens, hidden_size) = embedding rows · embedding_scale
     fn embed(&self, batch: &ForwardBatch, work: &mut Workspace) {
+        let (width, scale) = (self.config.hidden_size, self.config.embedding_scale);
         let residual = work.residual.rows_mut(batch.num_tokens());
-        let rows = residual.chunks_exact_mut(self.config.hidden_size);
+        let rows = residual.chunks_exact_mut(width);
         for (token, row) in batch.tokens().iter().zip(rows) {
             self.embedding.row(token.0 as usize, row);
-            row.iter_mut()
-                .for_each(|x| *x *= self.config.embedding_scale);
+            row.iter_mut().for_each(|x| *x *= scale);
         }
     }
 }

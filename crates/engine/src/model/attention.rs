@@ -8,7 +8,7 @@ use super::linear::{Linear, project};
 use super::norm::Norm;
 use super::weight_reader::{ModelError, WeightReader};
 use super::workspace::Workspace;
-use crate::config::{LayerConfig, ModelConfig, NormPlacement};
+use crate::config::{LayerConfig, ModelConfig};
 use crate::kernels::cpu::{AttentionBatch, KvLayer, KvShape};
 
 /// Weights of one layer's attention.
@@ -40,25 +40,16 @@ impl Attention {
         config: &ModelConfig,
         index: usize,
     ) -> Result<Self, ModelError> {
-        let eps = config.norm_eps;
         let prefix = format!("layers.{index}");
-        let post_norm = match config.norms {
-            NormPlacement::Pre => None,
-            NormPlacement::Sandwich => {
-                let name = format!("{prefix}.post_attn_norm");
-                Some(Norm::load(reader, &name, config.hidden_size, eps)?)
-            }
-        };
-        let head_norms = match config.qk_norm {
-            false => None,
-            true => Some(HeadNorms::load(reader, config, &prefix)?),
-        };
-        let name = format!("{prefix}.attn_norm");
+        let (norm, post_norm) = (
+            format!("{prefix}.attn_norm"),
+            format!("{prefix}.post_attn_norm"),
+        );
         Ok(Attention {
-            norm: Norm::load(reader, &name, config.hidden_size, eps)?,
+            norm: Norm::load(reader, &norm, config.hidden_size, config.norm_eps)?,
             projections: Projections::load(reader, config, &prefix)?,
-            head_norms,
-            post_norm,
+            head_norms: HeadNorms::load(reader, config, &prefix)?,
+            post_norm: Norm::load_behind(reader, &post_norm, config)?,
             layer: config.layers[index].clone(),
         })
     }
@@ -99,17 +90,17 @@ impl Attention {
         let normed = work.normed.rows_mut(num_tokens);
         self.norm
             .apply(step.kernels, work.residual.rows(num_tokens), normed);
+        let Projections {
+            query,
+            key,
+            value,
+            output: _,
+        } = &self.projections;
         let buffers = &mut work.attention;
         let products = [
-            self.projections
-                .query
-                .product(buffers.query.rows_mut(num_tokens)),
-            self.projections
-                .key
-                .product(buffers.key.rows_mut(num_tokens)),
-            self.projections
-                .value
-                .product(buffers.value.rows_mut(num_tokens)),
+            query.product(buffers.query.rows_mut(num_tokens)),
+            key.product(buffers.key.rows_mut(num_tokens)),
+            value.product(buffers.value.rows_mut(num_tokens)),
         ];
         project(step.kernels, &mut work.input, normed, products);
     }
@@ -123,12 +114,16 @@ impl Attention {
             norms.query.apply_in_place(step.kernels, query);
             norms.key.apply_in_place(step.kernels, key);
         }
-        let table = &step.ropes[self.layer.rope];
-        let (positions, head_dim) = (step.batch.positions(), step.config.head_dim);
-        step.kernels
-            .rope(query, step.config.num_heads, head_dim, positions, table);
-        step.kernels
-            .rope(key, step.config.num_kv_heads, head_dim, positions, table);
+        let ModelConfig {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            ..
+        } = *step.config;
+        let (positions, table) = (step.batch.positions(), &step.ropes[self.layer.rope]);
+        let kernels = step.kernels;
+        kernels.rope(query, num_heads, head_dim, positions, table);
+        kernels.rope(key, num_kv_heads, head_dim, positions, table);
     }
 
     /// context (tokens, heads, head_dim) = softmax(query · keysᵀ · scale) · values, along each token's path.
@@ -184,15 +179,19 @@ impl Projections {
 }
 
 impl HeadNorms {
+    /// None for families that do not normalise heads.
     fn load(
         reader: &mut WeightReader<'_>,
         config: &ModelConfig,
         prefix: &str,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Option<Self>, ModelError> {
+        if !config.qk_norm {
+            return Ok(None);
+        }
         let (width, eps) = (config.head_dim, config.norm_eps);
-        Ok(HeadNorms {
+        Ok(Some(HeadNorms {
             query: Norm::load(reader, &format!("{prefix}.q_norm"), width, eps)?,
             key: Norm::load(reader, &format!("{prefix}.k_norm"), width, eps)?,
-        })
+        }))
     }
 }

@@ -7,7 +7,7 @@ use super::linear::{Linear, project};
 use super::norm::Norm;
 use super::weight_reader::{ModelError, WeightReader};
 use super::workspace::Workspace;
-use crate::config::{ModelConfig, NormPlacement};
+use crate::config::ModelConfig;
 
 /// Weights of one layer's MLP.
 pub struct Mlp {
@@ -32,19 +32,12 @@ impl Mlp {
             config.norm_eps,
         );
         let prefix = format!("layers.{index}");
-        let post_norm = match config.norms {
-            NormPlacement::Pre => None,
-            NormPlacement::Sandwich => {
-                let name = format!("{prefix}.post_mlp_norm");
-                Some(Norm::load(reader, &name, hidden, eps)?)
-            }
-        };
         Ok(Mlp {
             norm: Norm::load(reader, &format!("{prefix}.mlp_norm"), hidden, eps)?,
             gate: Linear::load(reader, &format!("{prefix}.gate"), inner, hidden)?,
             up: Linear::load(reader, &format!("{prefix}.up"), inner, hidden)?,
             down: Linear::load(reader, &format!("{prefix}.down"), hidden, inner)?,
-            post_norm,
+            post_norm: Norm::load_behind(reader, &format!("{prefix}.post_mlp_norm"), config)?,
         })
     }
 

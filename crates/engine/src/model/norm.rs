@@ -4,6 +4,7 @@
 //! were normalised by the loader.
 
 use super::weight_reader::{ModelError, WeightReader};
+use crate::config::{ModelConfig, NormPlacement};
 use crate::kernels::cpu::CpuKernels;
 
 /// y = x / rms(x) · weight, row by row.
@@ -22,6 +23,20 @@ impl Norm {
     ) -> Result<Self, ModelError> {
         let weight = reader.vector(&format!("{name}.weight"), width)?;
         Ok(Norm { weight, eps })
+    }
+
+    /// The norm behind half a layer, where the family has one.
+    pub fn load_behind(
+        reader: &mut WeightReader<'_>,
+        name: &str,
+        config: &ModelConfig,
+    ) -> Result<Option<Self>, ModelError> {
+        match config.norms {
+            NormPlacement::Pre => Ok(None),
+            NormPlacement::Sandwich => {
+                Norm::load(reader, name, config.hidden_size, config.norm_eps).map(Some)
+            }
+        }
     }
 
     /// out = norm(x); both (rows, width).
