@@ -13,11 +13,11 @@ import contextlib
 import json
 import math
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from dataclasses import dataclass
@@ -48,25 +48,41 @@ class Server:
     @contextlib.contextmanager
     def running(self, logs):
         """Starts the server, waits until it is healthy, stops it at the end."""
+        if self._is_healthy():
+            sys.exit(f"something else already listens on port {self.port}")
         with open(logs / f"{self.name}.log", "w") as log:
             process = subprocess.Popen(self.command, stdout=log, stderr=log)
             try:
                 self._wait_until_healthy(process)
                 yield self
             finally:
-                process.terminate()
-                process.wait(timeout=30)
+                stop(process)
 
     def _wait_until_healthy(self, process):
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 sys.exit(f"{self.name} ended with {process.returncode}: {shlex.join(self.command)}")
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                    return
+            if self._is_healthy():
+                return
             time.sleep(0.1)
         sys.exit(f"{self.name} is not healthy after two minutes")
+
+    def _is_healthy(self):
+        with contextlib.suppress(OSError):  # Refused, or HTTP that says "not yet".
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                return True
+        return False
+
+
+def stop(process):
+    """Ends a server, by force if it takes too long: none may outlive the run."""
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 # One round of one measurement: takes a server and the round's number, returns samples by key.
@@ -259,6 +275,8 @@ def parsed_options():
 def main():
     """Starts the servers, measures, prints."""
     options = parsed_options()
+    # Being ended is an exit like any other: it must stop the servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     servers = servers_of(options)
     if not servers:
         sys.exit("give --millpond, --llama or both")
