@@ -49,6 +49,7 @@ pub(super) fn load(
     options: EngineOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Llm, LoadFailure> {
+    check_threads(&options)?;
     let files = loader::open(path).map_err(failed)?;
     let tokenizer = Tokenizer::open(&files.tokenizer).map_err(failed)?;
     let template = chat_template(&files, &tokenizer)?;
@@ -105,6 +106,7 @@ pub(super) fn load(
 }
 
 pub(super) fn mock(options: EngineOptions) -> Result<Llm, LoadFailure> {
+    check_threads(&options)?;
     let tokenizer = Tokenizer::bytes();
     let template = ChatTemplate::plain(&tokenizer).map_err(failed)?;
     let max_context = options.max_context.unwrap_or(MOCK_CONTEXT);
@@ -139,6 +141,13 @@ pub(super) fn mock(options: EngineOptions) -> Result<Llm, LoadFailure> {
         },
         options,
     )
+}
+
+fn check_threads(options: &EngineOptions) -> Result<(), LoadFailure> {
+    match options.num_threads {
+        Some(0) => Err(failed("threads must be at least 1")),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// What an `Llm` is made of besides its engine thread.
