@@ -86,8 +86,12 @@ def words(seed, count):
 
 def run(port, asks, concurrency):
     """Sends `asks` over at most `concurrency` streams at once; timings in the order of `asks`."""
-    with ThreadPoolExecutor(concurrency) as threads:
+    threads = ThreadPoolExecutor(concurrency)
+    try:
         raw = list(threads.map(lambda ask: _stream(port, ask), asks))
+    finally:
+        # Whoever interrupts the run stops the server next, which ends the streams: do not wait for them here.
+        threads.shutdown(wait=False, cancel_futures=True)
     return [_timing(ask, *parts) for ask, parts in zip(asks, raw)]
 
 
