@@ -6,7 +6,11 @@ use millpond_engine::llm::{EngineOptions, GenerationOptions, Limits};
 use crate::cli::{EngineArgs, RequestLimitArgs, SamplingArgs};
 
 /// Instruction sets by the names that people give them.
-const ISAS: &[(&str, Isa)] = &[("portable", Isa::Portable), ("avx2", Isa::Avx2)];
+const ISAS: &[(&str, Isa)] = &[
+    ("portable", Isa::Portable),
+    ("avx2", Isa::Avx2),
+    ("avx512", Isa::Avx512),
+];
 
 /// Reads the name of an instruction set.
 pub fn parse_isa(name: &str) -> Result<Isa, String> {

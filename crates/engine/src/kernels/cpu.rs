@@ -12,6 +12,7 @@ mod kv;
 pub mod math;
 mod matmul;
 mod pack;
+mod panels;
 mod pool;
 mod rope;
 mod simd;
@@ -43,6 +44,13 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX-512 (F, BW, VL, DQ) with VNNI.
+    Avx512,
+}
+
+impl Isa {
+    /// All of them, from the slowest to the fastest.
+    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
 }
 
 /// Why kernels could not be set up or a tensor not be packed.
@@ -54,6 +62,9 @@ pub enum KernelError {
     /// The operating system refused a worker thread.
     #[error("cannot start kernel threads: {0}")]
     Threads(#[from] std::io::Error),
+    /// The system has no memory for packed weights.
+    #[error("no memory for {0} bytes of packed weights")]
+    OutOfMemory(usize),
     /// No kernel computes this type.
     #[error("tensor {name}: no kernel computes type {dtype:?}")]
     UnsupportedType {

@@ -29,11 +29,6 @@ impl<'a, T> Disjoint<'a, T> {
         }
     }
 
-    /// Elements in all.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// A part of the slice. Panics when `range` is not inside it.
     ///
     /// # Safety
@@ -44,5 +39,16 @@ impl<'a, T> Disjoint<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: inside the slice by the assertion, not aliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// Part `index` of `count` equal ones.
+    ///
+    /// # Safety
+    /// As for `part`: each index is in use once at a time.
+    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub(super) unsafe fn equal_part(&self, index: usize, count: usize) -> &mut [T] {
+        let len = self.len / count;
+        // SAFETY: the caller's promise.
+        unsafe { self.part(index * len..(index + 1) * len) }
     }
 }

@@ -35,8 +35,8 @@ enum Form {
 pub(super) struct BlockScale {
     /// d = max |x| / 127; NaN when the block holds a value that is not finite.
     pub scale: f32,
-    /// Σ q
-    pub total: i32,
+    /// Σ q of the first and of the last 16.
+    pub half_totals: [i32; 2],
     /// d · Σ q
     pub sum: f32,
     /// d · Σ q of the first and of the last 16.
@@ -159,7 +159,7 @@ fn quantise_block<S: Simd>(s: S, x: &[f32; BLOCK], quants: &mut [i8; BLOCK]) -> 
     let scale = max / 127.0;
     BlockScale {
         scale,
-        total: totals[0] + totals[1],
+        half_totals: totals,
         sum: scale * (totals[0] + totals[1]) as f32,
         half_sums: [scale * totals[0] as f32, scale * totals[1] as f32],
     }
@@ -171,7 +171,7 @@ fn empty_block(scale: f32, quants: &mut [i8; BLOCK]) -> BlockScale {
     *quants = [0; BLOCK];
     BlockScale {
         scale,
-        total: 0,
+        half_totals: [0; 2],
         sum: scale,
         half_sums: [scale; 2],
     }

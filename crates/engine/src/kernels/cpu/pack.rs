@@ -3,13 +3,15 @@
 //! **Float** (F32, F16, BF16, kept at their width): a panel is (k, 16 outputs).
 //!
 //! **Quantised**: w = scale · q + min, with exact integers q, one scale (and one min where the format has
-//! mins) per block of 32, or of 16, and output. All are exact: files store them as products of numbers short
-//! enough for f32. Integers lie in units of 256 bytes, groups of 4 consecutive k for each of 16 outputs,
-//! which is what the byte dot products of all processors eat:
+//! mins) per block of 32, or of 16, and output. All are exact: formats that store them as half floats keep
+//! half floats, the others store them as products of numbers short enough for f32. Integers lie in units of
+//! 256 bytes, groups of 4 consecutive k for each of 16 outputs, which is what the byte dot products of all
+//! processors eat:
 //!
 //! ```text
 //! byte integers:    unit = 16 k: byte 64·g + 4·output + i holds k = 4·g + i, g in 0..4
 //! nibble integers:  unit = 32 k: the same bytes, k in the low and k + 16 in the high nibble
+//! fifth bits:       (unit, 8 words of 64): word 2·g + h holds in bit 4·output + i that of k = 16·h + 4·g + i
 //! scales and mins:  (block, 16 outputs)
 //! ```
 //!
@@ -20,10 +22,11 @@ mod blocks;
 use half::{bf16, f16};
 
 use super::disjoint::Disjoint;
-use super::simd::{Aligned, LaneArray, UNIT_BYTES};
+use super::panels::{Panels, Plain};
+use super::simd::{Element, FifthBits, LaneArray, UNIT_BYTES};
 use super::{CpuKernels, KernelError, LANES};
 use crate::loader::{RawTensor, TensorType};
-use blocks::{BlockFormat, Decoded};
+use blocks::{BlockFormat, Decoded, FactorType};
 
 /// A weight matrix (out_features, in_features), packed in panels of 16 output rows.
 pub struct PackedMatrix {
@@ -35,25 +38,42 @@ pub struct PackedMatrix {
 /// Panels, one after the other.
 pub(super) enum Weights {
     /// (panels, in_features, 16)
-    F32(Vec<Aligned<LaneArray<f32>>>),
+    F32(Panels<LaneArray<f32>>),
     /// (panels, in_features, 16)
-    F16(Vec<Aligned<LaneArray<f16>>>),
+    F16(Panels<LaneArray<f16>>),
     /// (panels, in_features, 16)
-    Bf16(Vec<Aligned<LaneArray<bf16>>>),
+    Bf16(Panels<LaneArray<bf16>>),
     /// Integers with scales.
     Quantised(QuantPanels),
 }
 
 /// Panels of a quantised matrix.
 pub(super) struct QuantPanels {
-    /// How integers lie in units and share scales.
-    pub kind: QuantKind,
+    integers: IntegerPanels,
+    factors: Factors,
+}
+
+/// Integers of all panels.
+pub(super) struct IntegerPanels {
+    kind: QuantKind,
     /// (panels, units)
-    pub units: Vec<Aligned<[u8; UNIT_BYTES]>>,
+    units: Panels<[u8; UNIT_BYTES]>,
+    /// (panels, units), or empty where integers have no fifth bit.
+    fifth_bits: Panels<FifthBits>,
+}
+
+/// What integers are multiplied with, at the width that holds it exactly.
+pub(super) enum Factors {
+    F16(FactorPanels<f16>),
+    F32(FactorPanels<f32>),
+}
+
+/// Factors of all panels.
+pub(super) struct FactorPanels<F> {
     /// (panels, blocks)
-    pub scales: Vec<Aligned<LaneArray<f32>>>,
+    scales: Panels<LaneArray<F>>,
     /// (panels, blocks), or empty when the format has no mins.
-    pub mins: Vec<Aligned<LaneArray<f32>>>,
+    mins: Panels<LaneArray<F>>,
 }
 
 /// How integers lie in units and share scales.
@@ -63,8 +83,10 @@ pub(super) enum QuantKind {
     U4,
     /// −8..=7 stored as nibbles with 8 added, blocks of 32.
     I4,
-    /// −32..=32 as bytes, blocks of 32.
-    I6,
+    /// 0..=31 as nibbles and fifth bits, blocks of 32.
+    U5,
+    /// −16..=15 stored with 16 added as nibbles and fifth bits, blocks of 32.
+    I5,
     /// −32..=32 as bytes, blocks of 16.
     I6Half,
     /// −128..=127 as bytes, blocks of 32.
@@ -75,7 +97,7 @@ impl QuantKind {
     /// Values that share a scale.
     pub(super) fn block(self) -> usize {
         match self {
-            QuantKind::U4 | QuantKind::I4 | QuantKind::I6 | QuantKind::I8 => 32,
+            QuantKind::U4 | QuantKind::I4 | QuantKind::U5 | QuantKind::I5 | QuantKind::I8 => 32,
             QuantKind::I6Half => 16,
         }
     }
@@ -83,44 +105,95 @@ impl QuantKind {
     /// Values of one output in a unit.
     pub(super) fn unit(self) -> usize {
         match self {
-            QuantKind::U4 | QuantKind::I4 => 32,
-            QuantKind::I6 | QuantKind::I6Half | QuantKind::I8 => 16,
+            QuantKind::U4 | QuantKind::I4 | QuantKind::U5 | QuantKind::I5 => 32,
+            QuantKind::I6Half | QuantKind::I8 => 16,
         }
     }
 
+    /// What is added to values so that they can be stored unsigned.
+    fn offset(self) -> i8 {
+        match self {
+            QuantKind::U4 | QuantKind::U5 | QuantKind::I6Half | QuantKind::I8 => 0,
+            QuantKind::I4 => 8,
+            QuantKind::I5 => 16,
+        }
+    }
+
+    fn has_fifth_bits(self) -> bool {
+        matches!(self, QuantKind::U5 | QuantKind::I5)
+    }
+
+    /// Bytes of the units and fifth bits of one output.
+    fn integer_bytes(self, in_features: usize) -> usize {
+        let fifth_bits = if self.has_fifth_bits() {
+            size_of::<FifthBits>()
+        } else {
+            0
+        };
+        in_features / self.unit() * (UNIT_BYTES + fifth_bits) / LANES
+    }
+
     /// Writes the values of a unit for output `lane`.
-    fn put(self, unit: &mut [u8; UNIT_BYTES], lane: usize, values: &[i8]) {
-        let (groups, _) = unit.as_chunks_mut::<64>();
-        for (g, group) in groups.iter_mut().enumerate() {
-            let bytes = &mut group[4 * lane..4 * lane + 4];
-            let near = &values[4 * g..4 * g + 4];
-            match self {
-                QuantKind::U4 => put_nibbles(bytes, near, &values[16 + 4 * g..20 + 4 * g], 0),
-                QuantKind::I4 => put_nibbles(bytes, near, &values[16 + 4 * g..20 + 4 * g], 8),
-                QuantKind::I6 | QuantKind::I6Half | QuantKind::I8 => {
-                    for (byte, value) in bytes.iter_mut().zip(near) {
-                        *byte = *value as u8;
-                    }
-                }
-            }
+    fn put(
+        self,
+        unit: &mut [u8; UNIT_BYTES],
+        fifth_bits: Option<&mut FifthBits>,
+        lane: usize,
+        values: &[i8],
+    ) {
+        if self.unit() == 16 {
+            return put_bytes(unit, lane, values);
+        }
+        let mut lifted = [0; 32];
+        for (lifted, value) in lifted.iter_mut().zip(values) {
+            *lifted = (value + self.offset()) as u8;
+        }
+        put_nibbles(unit, lane, &lifted);
+        if let Some(words) = fifth_bits {
+            put_fifth_bits(words, lane, &lifted);
         }
     }
 
     /// Reads what `put` wrote.
-    fn get(self, unit: &[u8; UNIT_BYTES], (k, lane): (usize, usize)) -> i8 {
-        let byte = unit[k % 16 / 4 * 64 + lane * 4 + k % 4];
-        match self {
-            QuantKind::U4 => (byte >> (k / 16 * 4) & 15) as i8,
-            QuantKind::I4 => (byte >> (k / 16 * 4) & 15) as i8 - 8,
-            QuantKind::I6 | QuantKind::I6Half | QuantKind::I8 => byte as i8,
+    fn get(
+        self,
+        unit: &[u8; UNIT_BYTES],
+        fifth_bits: Option<&FifthBits>,
+        (k, lane): (usize, usize),
+    ) -> i8 {
+        let (group, bit) = (k % 16 / 4, lane * 4 + k % 4);
+        let byte = unit[64 * group + bit];
+        if self.unit() == 16 {
+            return byte as i8;
+        }
+        let fifth = fifth_bits.map_or(0, |words| words[2 * group + k / 16] >> bit & 1);
+        let lifted = (byte >> (k / 16 * 4) & 15) | (fifth as u8) << 4;
+        lifted as i8 - self.offset()
+    }
+}
+
+/// Writes 16 values of output `lane` as bytes.
+fn put_bytes(unit: &mut [u8; UNIT_BYTES], lane: usize, values: &[i8]) {
+    let (groups, _) = unit.as_chunks_mut::<64>();
+    for (group, values) in groups.iter_mut().zip(values.chunks_exact(4)) {
+        for (byte, value) in group[4 * lane..4 * lane + 4].iter_mut().zip(values) {
+            *byte = *value as u8;
         }
     }
 }
 
-/// Low nibbles from `near`, high ones from `far`, each with `offset` added.
-fn put_nibbles(bytes: &mut [u8], near: &[i8], far: &[i8], offset: i8) {
-    for ((byte, near), far) in bytes.iter_mut().zip(near).zip(far) {
-        *byte = (near + offset) as u8 | ((far + offset) as u8) << 4;
+/// Writes the lower four bits of 32 values of output `lane`.
+fn put_nibbles(unit: &mut [u8; UNIT_BYTES], lane: usize, values: &[u8; 32]) {
+    let (near, far) = values.split_at(16);
+    for k in 0..16 {
+        unit[k / 4 * 64 + 4 * lane + k % 4] = near[k] & 15 | far[k] << 4;
+    }
+}
+
+/// Sets the bits of those of 32 values of output `lane` that have a fifth bit.
+fn put_fifth_bits(words: &mut FifthBits, lane: usize, values: &[u8; 32]) {
+    for (k, value) in values.iter().enumerate() {
+        words[k % 16 / 4 * 2 + k / 16] |= u64::from(value >> 4) << (4 * lane + k % 4);
     }
 }
 
@@ -171,14 +244,10 @@ impl PackedMatrix {
     /// Bytes held.
     pub fn num_bytes(&self) -> usize {
         match &self.weights {
-            Weights::F32(panels) => size_of_val(panels.as_slice()),
-            Weights::F16(panels) => size_of_val(panels.as_slice()),
-            Weights::Bf16(panels) => size_of_val(panels.as_slice()),
-            Weights::Quantised(panels) => {
-                size_of_val(panels.units.as_slice())
-                    + size_of_val(panels.scales.as_slice())
-                    + size_of_val(panels.mins.as_slice())
-            }
+            Weights::F32(panels) => panels.num_bytes(),
+            Weights::F16(panels) => panels.num_bytes(),
+            Weights::Bf16(panels) => panels.num_bytes(),
+            Weights::Quantised(panels) => panels.num_bytes(),
         }
     }
 
@@ -191,9 +260,8 @@ impl PackedMatrix {
             quantised => {
                 let format = BlockFormat::of(quantised)?;
                 let num_factors = if format.has_mins { 2 } else { 1 };
-                let units = in_features / format.kind.unit() * (UNIT_BYTES / LANES);
                 let factors = in_features / format.kind.block() * num_factors;
-                units + factors * size_of::<f32>()
+                format.kind.integer_bytes(in_features) + factors * format.factor.num_bytes()
             }
         };
         Some(outputs * per_output as u64)
@@ -217,9 +285,7 @@ impl PackedMatrix {
             Weights::F32(panels) => float_row(self.panel(panels, panel), lane, f32::from, out),
             Weights::F16(panels) => float_row(self.panel(panels, panel), lane, f16::to_f32, out),
             Weights::Bf16(panels) => float_row(self.panel(panels, panel), lane, bf16::to_f32, out),
-            Weights::Quantised(panels) => {
-                panels.panel(panel, self.in_features).row(lane, out);
-            }
+            Weights::Quantised(panels) => panels.row((panel, lane), out),
         }
     }
 
@@ -234,67 +300,110 @@ impl PackedMatrix {
     }
 
     /// One panel of a float matrix: (in_features, 16).
-    pub(super) fn panel<'a, T>(&self, panels: &'a [T], index: usize) -> &'a [T] {
-        &panels[index * self.in_features..(index + 1) * self.in_features]
+    pub(super) fn panel<'a, T: Plain>(&self, panels: &'a Panels<T>, index: usize) -> &'a [T] {
+        &panels.as_slice()[index * self.in_features..(index + 1) * self.in_features]
     }
 }
 
 /// One panel of a quantised matrix.
 #[derive(Clone, Copy)]
-pub(super) struct QuantPanel<'a> {
-    kind: QuantKind,
+pub(super) struct QuantPanel<'a, F> {
     /// By unit.
-    pub units: &'a [Aligned<[u8; UNIT_BYTES]>],
+    pub units: &'a [[u8; UNIT_BYTES]],
+    /// By unit, or empty.
+    pub fifth_bits: &'a [FifthBits],
     /// By block.
-    pub scales: &'a [Aligned<LaneArray<f32>>],
+    pub scales: &'a [LaneArray<F>],
     /// By block, or empty.
-    pub mins: &'a [Aligned<LaneArray<f32>>],
+    pub mins: &'a [LaneArray<F>],
 }
 
 impl QuantPanels {
-    /// Panel `index` of a matrix with `in_features` columns.
-    #[inline(always)]
-    pub(super) fn panel(&self, index: usize, in_features: usize) -> QuantPanel<'_> {
-        let num_units = in_features / self.kind.unit();
-        let num_blocks = in_features / self.kind.block();
-        let blocks = index * num_blocks..(index + 1) * num_blocks;
-        QuantPanel {
-            kind: self.kind,
-            units: &self.units[index * num_units..(index + 1) * num_units],
-            scales: &self.scales[blocks.clone()],
-            mins: if self.mins.is_empty() {
-                &[]
-            } else {
-                &self.mins[blocks]
-            },
+    /// Integers and what they are multiplied with.
+    pub(super) fn parts(&self) -> (&IntegerPanels, &Factors) {
+        (&self.integers, &self.factors)
+    }
+
+    fn num_bytes(&self) -> usize {
+        let factors = match &self.factors {
+            Factors::F16(factors) => factors.scales.num_bytes() + factors.mins.num_bytes(),
+            Factors::F32(factors) => factors.scales.num_bytes() + factors.mins.num_bytes(),
+        };
+        self.integers.units.num_bytes() + self.integers.fifth_bits.num_bytes() + factors
+    }
+
+    /// The weights of output (panel, lane).
+    fn row(&self, output: (usize, usize), out: &mut [f32]) {
+        match &self.factors {
+            Factors::F16(factors) => self.integers.row(factors, output, out),
+            Factors::F32(factors) => self.integers.row(factors, output, out),
         }
     }
 }
 
-impl QuantPanel<'_> {
-    /// The weights of one output. Two roundings, as the file formats define it.
-    fn row(&self, lane: usize, out: &mut [f32]) {
+impl IntegerPanels {
+    /// How the integers are stored.
+    pub(super) fn kind(&self) -> QuantKind {
+        self.kind
+    }
+
+    /// Panel `index` of a matrix with `in_features` columns.
+    #[inline(always)]
+    pub(super) fn panel<'a, F: Element>(
+        &'a self,
+        factors: &'a FactorPanels<F>,
+        index: usize,
+        in_features: usize,
+    ) -> QuantPanel<'a, F> {
+        let num_units = in_features / self.kind.unit();
+        let num_blocks = in_features / self.kind.block();
+        QuantPanel {
+            units: equal_part(self.units.as_slice(), index, num_units),
+            fifth_bits: equal_part(self.fifth_bits.as_slice(), index, num_units),
+            scales: equal_part(factors.scales.as_slice(), index, num_blocks),
+            mins: equal_part(factors.mins.as_slice(), index, num_blocks),
+        }
+    }
+
+    /// Two roundings, as the file formats define it.
+    fn row<F: Element>(
+        &self,
+        factors: &FactorPanels<F>,
+        (panel, lane): (usize, usize),
+        out: &mut [f32],
+    ) {
+        let panel = self.panel(factors, panel, out.len());
+        let (unit_len, block_len) = (self.kind.unit(), self.kind.block());
         for (k, value) in out.iter_mut().enumerate() {
-            let (unit, block) = (k / self.kind.unit(), k / self.kind.block());
-            let quant = self
-                .kind
-                .get(&self.units[unit].0, (k % self.kind.unit(), lane));
-            *value = self.scales[block].0[lane] * f32::from(quant);
-            if let Some(min) = self.mins.get(block) {
-                *value += min.0[lane];
+            let (unit, block) = (k / unit_len, k / block_len);
+            let fifth_bits = panel.fifth_bits.get(unit);
+            let at = (k % unit_len, lane);
+            let quant = self.kind.get(&panel.units[unit], fifth_bits, at);
+            *value = panel.scales[block][lane].to_f32() * f32::from(quant);
+            if let Some(min) = panel.mins.get(block) {
+                *value += min[lane].to_f32();
             }
         }
     }
 }
 
+/// Part `index` of a slice cut into parts of `len`; empty when the slice is.
+#[inline(always)]
+fn equal_part<T>(slice: &[T], index: usize, len: usize) -> &[T] {
+    if slice.is_empty() {
+        return &[];
+    }
+    &slice[index * len..(index + 1) * len]
+}
+
 fn float_row<T: Copy>(
-    panel: &[Aligned<LaneArray<T>>],
+    panel: &[LaneArray<T>],
     lane: usize,
     widen: impl Fn(T) -> f32,
     out: &mut [f32],
 ) {
     for (value, lanes) in out.iter_mut().zip(panel) {
-        *value = widen(lanes.0[lane]);
+        *value = widen(lanes[lane]);
     }
 }
 
@@ -324,16 +433,16 @@ impl Source<'_> {
         shape_error(self.tensor, expected)
     }
 
-    fn pack_floats<T: Copy + Default + Send + Sync, const N: usize>(
+    fn pack_floats<T: Element, const N: usize>(
         &self,
         kernels: &CpuKernels,
         read: fn([u8; N]) -> T,
-    ) -> Result<Vec<Aligned<LaneArray<T>>>, KernelError> {
+    ) -> Result<Panels<LaneArray<T>>, KernelError> {
         let row_bytes = self.in_features.checked_mul(N).unwrap_or(0);
         let rows = self.rows(row_bytes)?;
         let len = self.num_panels() * self.in_features;
-        let mut panels = vec![Aligned([T::default(); LANES]); len];
-        let shared = Disjoint::new(&mut panels);
+        let mut panels = Panels::<LaneArray<T>>::zeros(len)?;
+        let shared = Disjoint::new(panels.as_mut_slice());
         kernels.for_each(self.num_panels(), &|panel| {
             let range = panel * self.in_features..(panel + 1) * self.in_features;
             // SAFETY: each panel is one index.
@@ -341,7 +450,7 @@ impl Source<'_> {
             for (lane, row) in panel_rows(&rows, panel).iter().enumerate() {
                 let (values, _) = row.as_chunks::<N>();
                 for (to, value) in panel_out.iter_mut().zip(values) {
-                    to.0[lane] = read(*value);
+                    to[lane] = read(*value);
                 }
             }
         });
@@ -359,17 +468,46 @@ impl Source<'_> {
         }
         let num_blocks = self.in_features / format.values;
         let rows = self.rows(num_blocks.checked_mul(format.bytes).unwrap_or(0))?;
+        let mut integers = IntegerPanels::zeros(format.kind, self.num_panels(), self.in_features)?;
+        let target = integers.shared();
+        let factors = match format.factor {
+            FactorType::F16 => Factors::F16(self.pack_blocks(kernels, &format, &rows, &target)?),
+            FactorType::F32 => Factors::F32(self.pack_blocks(kernels, &format, &rows, &target)?),
+        };
+        Ok(QuantPanels { integers, factors })
+    }
+
+    /// Unpacks every block: integers go to `integers`, factors are returned.
+    fn pack_blocks<F: Element>(
+        &self,
+        kernels: &CpuKernels,
+        format: &BlockFormat,
+        rows: &[&[u8]],
+        integers: &SharedIntegers<'_>,
+    ) -> Result<FactorPanels<F>, KernelError> {
         let num_panels = self.num_panels();
-        let mut panels = QuantPanels::zeros(&format, num_panels, self.in_features);
-        let shared = SharedPanels::new(&mut panels, num_panels);
+        let num_blocks = num_panels * (self.in_features / format.kind.block());
+        let mut factors = FactorPanels {
+            scales: Panels::zeros(num_blocks)?,
+            mins: Panels::zeros(if format.has_mins { num_blocks } else { 0 })?,
+        };
+        let scales = Disjoint::new(factors.scales.as_mut_slice());
+        let mins = Disjoint::new(factors.mins.as_mut_slice());
         kernels.for_each(num_panels, &|panel| {
-            // SAFETY: each panel is one index.
-            let mut target = unsafe { shared.panel(panel) };
-            for (lane, row) in panel_rows(&rows, panel).iter().enumerate() {
-                target.pack_row(&format, lane, row);
+            // SAFETY: each panel is one index, and parts of equal size by panel do not overlap.
+            let mut target = unsafe {
+                PanelTarget {
+                    units: integers.units.equal_part(panel, num_panels),
+                    fifth_bits: integers.fifth_bits.equal_part(panel, num_panels),
+                    scales: scales.equal_part(panel, num_panels),
+                    mins: mins.equal_part(panel, num_panels),
+                }
+            };
+            for (lane, row) in panel_rows(rows, panel).iter().enumerate() {
+                target.pack_row(format, lane, row);
             }
         });
-        Ok(panels)
+        Ok(factors)
     }
 }
 
@@ -378,65 +516,40 @@ fn panel_rows<'a, 'b>(rows: &'a [&'b [u8]], panel: usize) -> &'a [&'b [u8]] {
     &rows[panel * LANES..rows.len().min((panel + 1) * LANES)]
 }
 
-impl QuantPanels {
-    fn zeros(format: &BlockFormat, num_panels: usize, in_features: usize) -> Self {
-        let kind = format.kind;
-        let num_blocks = num_panels * (in_features / kind.block());
+impl IntegerPanels {
+    fn zeros(kind: QuantKind, num_panels: usize, in_features: usize) -> Result<Self, KernelError> {
         let num_units = num_panels * (in_features / kind.unit());
-        let zeros = Aligned([0.0; LANES]);
-        QuantPanels {
+        let num_words = if kind.has_fifth_bits() { num_units } else { 0 };
+        Ok(IntegerPanels {
             kind,
-            units: vec![Aligned([0; UNIT_BYTES]); num_units],
-            scales: vec![zeros; num_blocks],
-            mins: vec![zeros; if format.has_mins { num_blocks } else { 0 }],
+            units: Panels::zeros(num_units)?,
+            fifth_bits: Panels::zeros(num_words)?,
+        })
+    }
+
+    fn shared(&mut self) -> SharedIntegers<'_> {
+        SharedIntegers {
+            units: Disjoint::new(self.units.as_mut_slice()),
+            fifth_bits: Disjoint::new(self.fifth_bits.as_mut_slice()),
         }
     }
 }
 
-/// Panels that several threads fill.
-struct SharedPanels<'a> {
-    units: Disjoint<'a, Aligned<[u8; UNIT_BYTES]>>,
-    scales: Disjoint<'a, Aligned<LaneArray<f32>>>,
-    mins: Disjoint<'a, Aligned<LaneArray<f32>>>,
-    num_panels: usize,
-}
-
-impl<'a> SharedPanels<'a> {
-    fn new(panels: &'a mut QuantPanels, num_panels: usize) -> Self {
-        SharedPanels {
-            units: Disjoint::new(&mut panels.units),
-            scales: Disjoint::new(&mut panels.scales),
-            mins: Disjoint::new(&mut panels.mins),
-            num_panels,
-        }
-    }
-
-    /// # Safety
-    /// No two calls at the same time for the same panel.
-    unsafe fn panel(&self, index: usize) -> PanelTarget<'_> {
-        let part = |len: usize| {
-            let len = len / self.num_panels;
-            index * len..(index + 1) * len
-        };
-        // SAFETY: equal parts by panel, and the caller's promise.
-        unsafe {
-            PanelTarget {
-                units: self.units.part(part(self.units.len())),
-                scales: self.scales.part(part(self.scales.len())),
-                mins: self.mins.part(part(self.mins.len())),
-            }
-        }
-    }
+/// Integers that several threads fill.
+struct SharedIntegers<'a> {
+    units: Disjoint<'a, [u8; UNIT_BYTES]>,
+    fifth_bits: Disjoint<'a, FifthBits>,
 }
 
 /// A panel that is being filled.
-struct PanelTarget<'a> {
-    units: &'a mut [Aligned<[u8; UNIT_BYTES]>],
-    scales: &'a mut [Aligned<LaneArray<f32>>],
-    mins: &'a mut [Aligned<LaneArray<f32>>],
+struct PanelTarget<'a, F> {
+    units: &'a mut [[u8; UNIT_BYTES]],
+    fifth_bits: &'a mut [FifthBits],
+    scales: &'a mut [LaneArray<F>],
+    mins: &'a mut [LaneArray<F>],
 }
 
-impl PanelTarget<'_> {
+impl<F: Element> PanelTarget<'_, F> {
     /// Unpacks the file blocks of one output row.
     fn pack_row(&mut self, format: &BlockFormat, lane: usize, row: &[u8]) {
         let mut decoded = Decoded::default();
@@ -445,14 +558,17 @@ impl PanelTarget<'_> {
             (format.decode)(bytes, &mut decoded);
             let first_unit = index * (format.values / unit);
             let values = decoded.quants[..format.values].chunks_exact(unit);
-            for (target, values) in self.units[first_unit..].iter_mut().zip(values) {
-                format.kind.put(&mut target.0, lane, values);
+            for (unit, values) in (first_unit..).zip(values) {
+                let fifth_bits = self.fifth_bits.get_mut(unit);
+                format
+                    .kind
+                    .put(&mut self.units[unit], fifth_bits, lane, values);
             }
             let num_blocks = format.values / block;
             for b in 0..num_blocks {
-                self.scales[index * num_blocks + b].0[lane] = decoded.scales[b];
+                self.scales[index * num_blocks + b][lane] = F::from_f32(decoded.scales[b]);
                 if let Some(min) = self.mins.get_mut(index * num_blocks + b) {
-                    min.0[lane] = decoded.mins[b];
+                    min[lane] = F::from_f32(decoded.mins[b]);
                 }
             }
         }

@@ -6,28 +6,34 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
 pub(super) mod portable;
 
 use half::{bf16, f16};
 
+use super::panels::Plain;
 use super::{Isa, KernelError, LANES};
 #[cfg(target_arch = "x86_64")]
 use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use avx512::Avx512;
 use portable::Portable;
 
 /// Bytes of one unit of packed integers: what one load of activations meets in a panel.
 pub(super) const UNIT_BYTES: usize = 256;
 
-/// Storage that no 32-byte load can split over two cache lines.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[repr(C, align(32))]
-pub(super) struct Aligned<T>(pub T);
+/// Fifth bits of a unit of nibbles: word 2·g + h holds in bit 4·output + i that of k = 16·h + 4·g + i.
+pub(super) type FifthBits = [u64; 8];
 
 /// 16 floats of a panel or of a key block.
 pub(super) type LaneArray<T> = [T; LANES];
 
 /// The operations of one instruction set. Values prove by their existence that the processor has it.
 pub(super) trait Simd: Copy {
+    /// Rows that a product takes through the weights at once: as many as registers hold sums for.
+    const MAX_ROWS: usize;
+
     /// 16 floats.
     type Floats: Copy;
     /// 16 signed 32-bit integers.
@@ -95,19 +101,28 @@ pub(super) trait Simd: Copy {
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 32]; R],
     ) -> [Self::Ints; R];
-    /// Σ q·a over 16 k for 16 outputs, q in −32..=32, a in −127..=127.
+    /// The same for q in 0..=31, with the upper bit of each in `fifth_bits`.
+    fn dot_u5<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        fifth_bits: &FifthBits,
+        rows: [&[i8; 32]; R],
+    ) -> [Self::Ints; R];
+    /// Σ q·a over 16 k for 16 outputs, q in −32..=32, a in −127..=127; `totals` are Σ a by row.
     ///
     /// Byte 64·g + 4·output + i of `weights` holds k = 4·g + i.
     fn dot_i6<const R: usize>(
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
+        totals: [i32; R],
     ) -> [Self::Ints; R];
     /// The same for q in −128..=127.
     fn dot_i8<const R: usize>(
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
+        totals: [i32; R],
     ) -> [Self::Ints; R];
 }
 
@@ -119,16 +134,18 @@ pub(super) enum Level {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX-512 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
 }
 
 impl Level {
     /// The best level of this processor.
     pub(super) fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(simd) = Avx2::detect() {
-            return Level::Avx2(simd);
-        }
-        Level::Portable(Portable)
+        let mut best_first = Isa::ALL.iter().rev();
+        best_first
+            .find_map(|isa| Level::of(*isa).ok())
+            .unwrap_or(Level::Portable(Portable))
     }
 
     /// The level of `isa`, when this processor has it.
@@ -139,8 +156,12 @@ impl Level {
             Isa::Avx2 => Avx2::detect()
                 .map(Level::Avx2)
                 .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::detect()
+                .map(Level::Avx512)
+                .ok_or(KernelError::IsaUnavailable(isa)),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 => Err(KernelError::IsaUnavailable(isa)),
+            Isa::Avx2 | Isa::Avx512 => Err(KernelError::IsaUnavailable(isa)),
         }
     }
 
@@ -150,6 +171,8 @@ impl Level {
             Level::Portable(_) => Isa::Portable,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => Isa::Avx512,
         }
     }
 }
@@ -176,12 +199,25 @@ macro_rules! instantiate {
             ) $(-> $out)? {
                 $body(simd, $($arg),*)
             }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+            fn avx512 $(<$generic: $bound>)? (
+                simd: $crate::kernels::cpu::simd::avx512::Avx512,
+                $($arg: $kind),*
+            ) $(-> $out)? {
+                $body(simd, $($arg),*)
+            }
             match level {
                 $crate::kernels::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::cpu::simd::Level::Avx2(simd) => {
                     // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
                     unsafe { avx2 $(::<$generic>)? (simd, $($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::simd::Level::Avx512(simd) => {
+                    // SAFETY: a value of `Avx512` exists only where the processor has these instructions.
+                    unsafe { avx512 $(::<$generic>)? (simd, $($arg),*) }
                 }
             }
         }
@@ -190,7 +226,7 @@ macro_rules! instantiate {
 pub(super) use instantiate;
 
 /// What weights, keys and values are stored as.
-pub(super) trait Element: Copy + Send + Sync + 'static {
+pub(super) trait Element: Plain {
     /// Widened exactly.
     fn load<S: Simd>(simd: S, from: &LaneArray<Self>) -> S::Floats;
     /// Widened exactly.

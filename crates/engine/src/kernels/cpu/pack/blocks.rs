@@ -18,8 +18,29 @@ pub(super) struct BlockFormat {
     pub kind: QuantKind,
     /// Whether values have a min beside the scale.
     pub has_mins: bool,
+    /// What scales and mins fit in exactly.
+    pub factor: FactorType,
     /// Unpacks one block.
     pub decode: fn(&[u8], &mut Decoded),
+}
+
+/// The width of scales and mins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FactorType {
+    /// Half floats, as the file has them.
+    F16,
+    /// Products of a half float and a small integer.
+    F32,
+}
+
+impl FactorType {
+    /// Of one factor.
+    pub(super) fn num_bytes(self) -> usize {
+        match self {
+            FactorType::F16 => size_of::<f16>(),
+            FactorType::F32 => size_of::<f32>(),
+        }
+    }
 }
 
 /// One unpacked block: value k is scales[k / b] · quants[k] + mins[k / b], b = `kind.block()`.
@@ -46,23 +67,30 @@ impl BlockFormat {
             match dtype {
                 TensorType::Q4_0 => (32, 18, QuantKind::I4, false, decode_q4_0),
                 TensorType::Q4_1 => (32, 20, QuantKind::U4, true, decode_q4_1),
-                TensorType::Q5_0 => (32, 22, QuantKind::I6, false, decode_q5_0),
-                TensorType::Q5_1 => (32, 24, QuantKind::I6, true, decode_q5_1),
+                TensorType::Q5_0 => (32, 22, QuantKind::I5, false, decode_q5_0),
+                TensorType::Q5_1 => (32, 24, QuantKind::U5, true, decode_q5_1),
                 TensorType::Q8_0 => (32, 34, QuantKind::I8, false, decode_q8_0),
                 TensorType::Q2K => (256, 84, QuantKind::I6Half, true, decode_q2_k),
                 TensorType::Q3K => (256, 110, QuantKind::I6Half, false, decode_q3_k),
                 TensorType::Q4K => (256, 144, QuantKind::U4, true, decode_q4_k),
-                TensorType::Q5K => (256, 176, QuantKind::I6, true, decode_q5_k),
+                TensorType::Q5K => (256, 176, QuantKind::U5, true, decode_q5_k),
                 TensorType::Q6K => (256, 210, QuantKind::I6Half, false, decode_q6_k),
                 TensorType::F32 | TensorType::F16 | TensorType::BF16 | TensorType::Other(_) => {
                     return None;
                 }
             };
+        // Blocks of 32 that are no k-quant store their factors as they are.
+        let factor = if values == 32 {
+            FactorType::F16
+        } else {
+            FactorType::F32
+        };
         Some(BlockFormat {
             values,
             bytes,
             kind,
             has_mins,
+            factor,
             decode,
         })
     }

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{LaneArray, Simd, UNIT_BYTES};
+use super::{FifthBits, LaneArray, Simd, UNIT_BYTES};
 
 /// Proof that the processor has AVX2, FMA and F16C; only [`Avx2::detect`] makes it.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +39,8 @@ macro_rules! with {
 }
 
 impl Simd for Avx2 {
+    const MAX_ROWS: usize = 4;
+
     type Floats = [__m256; 2];
     type Ints = [__m256i; 2];
 
@@ -267,10 +269,48 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn dot_u5<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        fifth_bits: &FifthBits,
+        rows: [&[i8; 32]; R],
+    ) -> [Self::Ints; R] {
+        with!(self, {
+            let nibble = _mm256_set1_epi8(15);
+            let mut sums = [[_mm256_setzero_si256(); 2]; R];
+            for half in 0..2 {
+                for pair in 0..2 {
+                    let mut words = [_mm256_setzero_si256(); R];
+                    for group in [2 * pair, 2 * pair + 1] {
+                        let packed = load_bytes(weights, group, half);
+                        let shifted = _mm256_srli_epi16::<4>(packed);
+                        let low_bits = (fifth_bits[2 * group] >> (32 * half)) as u32;
+                        let high_bits = (fifth_bits[2 * group + 1] >> (32 * half)) as u32;
+                        let low = with_fifth_bits(_mm256_and_si256(packed, nibble), low_bits);
+                        let high = with_fifth_bits(_mm256_and_si256(shifted, nibble), high_bits);
+                        for r in 0..R {
+                            let near = _mm256_maddubs_epi16(low, broadcast(rows[r], group));
+                            let far = _mm256_maddubs_epi16(high, broadcast(rows[r], 4 + group));
+                            // Four products pair up per 16-bit lane: 4 · 2 · 31 · 127 = 31496 fits.
+                            words[r] =
+                                in_order(_mm256_add_epi16(words[r], _mm256_add_epi16(near, far)));
+                        }
+                    }
+                    for r in 0..R {
+                        sums[r][half] = _mm256_add_epi32(sums[r][half], widen_sums(words[r]));
+                    }
+                }
+            }
+            sums
+        })
+    }
+
+    #[inline(always)]
     fn dot_i6<const R: usize>(
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
+        _totals: [i32; R],
     ) -> [Self::Ints; R] {
         with!(self, {
             let mut sums = [[_mm256_setzero_si256(); 2]; R];
@@ -297,6 +337,7 @@ impl Simd for Avx2 {
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
+        _totals: [i32; R],
     ) -> [Self::Ints; R] {
         with!(self, {
             let mut sums = [[_mm256_setzero_si256(); 2]; R];
@@ -366,6 +407,30 @@ unsafe fn split_exponent(a: __m256) -> (__m256, __m256) {
         let exponent = _mm256_srai_epi32::<23>(above);
         let mantissa = _mm256_sub_epi32(bits, _mm256_slli_epi32::<23>(exponent));
         (_mm256_castsi256_ps(mantissa), _mm256_cvtepi32_ps(exponent))
+    }
+}
+
+/// Adds 16 to the nibbles whose bit is set.
+///
+/// # Safety
+/// AVX2 must exist.
+#[inline(always)]
+unsafe fn with_fifth_bits(nibbles: __m256i, bits: u32) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Byte i looks at bit i % 8 of byte i / 8.
+        let bytes = _mm256_shuffle_epi8(
+            _mm256_set1_epi32(bits as i32),
+            _mm256_setr_epi64x(
+                0,
+                0x0101_0101_0101_0101,
+                0x0202_0202_0202_0202,
+                0x0303_0303_0303_0303,
+            ),
+        );
+        let single = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, single), single);
+        _mm256_add_epi8(nibbles, _mm256_and_si256(is_set, _mm256_set1_epi8(16)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::array::from_fn;
 
 use half::{bf16, f16};
 
-use super::{LaneArray, Simd, UNIT_BYTES};
+use super::{FifthBits, LaneArray, Simd, UNIT_BYTES};
 
 /// Needs nothing of the processor.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,8 @@ pub(in crate::kernels::cpu) struct Portable;
 const SQRT_HALF_BITS: i32 = 0x3f35_04f3;
 
 impl Simd for Portable {
+    const MAX_ROWS: usize = 4;
+
     type Floats = LaneArray<f32>;
     type Ints = LaneArray<i32>;
 
@@ -164,12 +166,32 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn dot_u5<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        fifth_bits: &FifthBits,
+        rows: [&[i8; 32]; R],
+    ) -> [Self::Ints; R] {
+        let mut sums = self.dot_u4(weights, rows);
+        for (word, bits) in fifth_bits.iter().enumerate() {
+            for i in (0..64).filter(|i| bits >> i & 1 == 1) {
+                let k = word % 2 * 16 + word / 2 * 4 + i % 4;
+                for (sums, row) in sums.iter_mut().zip(rows) {
+                    sums[i / 4] += 16 * i32::from(row[k]);
+                }
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
     fn dot_i6<const R: usize>(
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
+        totals: [i32; R],
     ) -> [Self::Ints; R] {
-        self.dot_i8(weights, rows)
+        self.dot_i8(weights, rows, totals)
     }
 
     #[inline(always)]
@@ -177,6 +199,7 @@ impl Simd for Portable {
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
+        _totals: [i32; R],
     ) -> [Self::Ints; R] {
         rows.map(|row| {
             let mut sums = [0i32; 16];
