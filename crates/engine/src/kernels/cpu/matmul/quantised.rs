@@ -5,10 +5,9 @@
     reason = "registers of several arrays are walked side by side; iterators would be closures"
 )]
 
-use std::array::from_fn;
 use std::marker::PhantomData;
 
-use super::super::input::{MatmulInput, QuantRow};
+use super::super::input::{GROUP, Halves, MatmulInput, QuantGroup};
 use super::super::pack::{
     FactorPanels, Factors, IntegerPanels, QuantKind, QuantPanel, QuantPanels,
 };
@@ -61,6 +60,27 @@ instantiate! {
         = tile_body::<_, K>
 }
 
+/// Some rows of a group.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    group: QuantGroup<'a>,
+    first: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Block `block` of row `r`.
+    #[inline(always)]
+    fn quants(&self, block: usize, r: usize) -> &'a [i8; 32] {
+        &self.group.quants[block][self.first + r]
+    }
+
+    /// Sums over the halves of block `block` of row `r`.
+    #[inline(always)]
+    fn halves(&self, block: usize, r: usize) -> &'a Halves {
+        &self.group.halves[block][self.first + r]
+    }
+}
+
 /// How a kind of packed integers is multiplied: adds 32 k to the sums of R rows.
 trait Kind {
     /// What scales and mins are stored as.
@@ -69,7 +89,7 @@ trait Kind {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, Self::Factor>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     );
@@ -86,6 +106,7 @@ fn tile_body<S: Simd, K: Kind>(
         let panel = (index, integers.panel(factors, index, input.cols()));
         let mut row = tile.rows.start;
         while row < tile.rows.end {
+            // Steps of powers of two from the start of a tile stay inside a group.
             row += match S::MAX_ROWS.min(tile.rows.end - row) {
                 1 => quant_step::<S, K, 1>(s, product, panel, input, row),
                 2 => quant_step::<S, K, 2>(s, product, panel, input, row),
@@ -106,10 +127,13 @@ fn quant_step<S: Simd, K: Kind, const R: usize>(
     input: &MatmulInput,
     first_row: usize,
 ) -> usize {
-    let rows: [QuantRow<'_>; R] = from_fn(|r| input.quant_row(first_row + r));
+    let rows = Rows {
+        group: input.quant_group(first_row / GROUP),
+        first: first_row % GROUP,
+    };
     let mut sums = [s.splat(0.0); R];
-    for block in 0..rows[0].quants.len() {
-        K::add_block(s, &panel, &rows, block, &mut sums);
+    for block in 0..rows.group.quants.len() {
+        K::add_block(s, &panel, rows, block, &mut sums);
     }
     for r in 0..R {
         product.store(s, sums[r], first_row + r, index);
@@ -132,7 +156,7 @@ impl<F: Element> Kind for U4<F> {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, F>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     ) {
@@ -148,7 +172,7 @@ impl<F: Element> Kind for I4<F> {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, F>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     ) {
@@ -165,7 +189,7 @@ impl<F: Element> Kind for U5<F> {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, F>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     ) {
@@ -182,7 +206,7 @@ impl<F: Element> Kind for I5<F> {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, F>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     ) {
@@ -200,13 +224,13 @@ impl<F: Element> Kind for I8<F> {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, F>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     ) {
-        let (quants, totals) = half_quants(rows, block, 0);
+        let (quants, totals) = half_quants::<R>(rows, block, 0);
         let mut ints = s.dot_i8(&panel.units[2 * block], quants, totals);
-        let (quants, totals) = half_quants(rows, block, 1);
+        let (quants, totals) = half_quants::<R>(rows, block, 1);
         let high = s.dot_i8(&panel.units[2 * block + 1], quants, totals);
         for r in 0..R {
             ints[r] = s.add_ints(ints[r], high[r]);
@@ -222,23 +246,23 @@ impl<F: Element> Kind for I6Half<F> {
     fn add_block<S: Simd, const R: usize>(
         s: S,
         panel: &QuantPanel<'_, F>,
-        rows: &[QuantRow<'_>; R],
+        rows: Rows<'_>,
         block: usize,
         sums: &mut [S::Floats; R],
     ) {
         for half in 0..2 {
             let unit = 2 * block + half;
-            let (quants, totals) = half_quants(rows, block, half);
+            let (quants, totals) = half_quants::<R>(rows, block, half);
             let ints = s.dot_i6(&panel.units[unit], quants, totals);
             let scale = F::load(s, &panel.scales[unit]);
             for r in 0..R {
-                let factor = s.mul(scale, s.splat(rows[r].scales[block].scale));
+                let factor = s.mul(scale, s.splat(rows.group.scales[block][rows.first + r]));
                 sums[r] = s.mul_add(factor, s.to_floats(ints[r]), sums[r]);
             }
             if let Some(min) = panel.mins.get(unit) {
                 let min = F::load(s, min);
                 for r in 0..R {
-                    let sum = s.splat(rows[r].scales[block].half_sums[half]);
+                    let sum = s.splat(rows.halves(block, r).sums[half]);
                     sums[r] = s.mul_add(min, sum, sums[r]);
                 }
             }
@@ -251,19 +275,23 @@ impl<F: Element> Kind for I6Half<F> {
 fn add_scaled<S: Simd, F: Element, const R: usize>(
     s: S,
     panel: &QuantPanel<'_, F>,
-    rows: &[QuantRow<'_>; R],
+    rows: Rows<'_>,
     (block, ints): (usize, [S::Ints; R]),
     sums: &mut [S::Floats; R],
 ) {
     let scale = F::load(s, &panel.scales[block]);
     for r in 0..R {
-        let factor = s.mul(scale, s.splat(rows[r].scales[block].scale));
+        let factor = s.mul(scale, s.splat(rows.group.scales[block][rows.first + r]));
         sums[r] = s.mul_add(factor, s.to_floats(ints[r]), sums[r]);
     }
     if let Some(min) = panel.mins.get(block) {
         let min = F::load(s, min);
         for r in 0..R {
-            sums[r] = s.mul_add(min, s.splat(rows[r].scales[block].sum), sums[r]);
+            sums[r] = s.mul_add(
+                min,
+                s.splat(rows.group.sums[block][rows.first + r]),
+                sums[r],
+            );
         }
     }
 }
@@ -273,22 +301,22 @@ fn add_scaled<S: Simd, F: Element, const R: usize>(
 fn subtract_offset<S: Simd, const R: usize>(
     s: S,
     offset: i32,
-    rows: &[QuantRow<'_>; R],
+    rows: Rows<'_>,
     block: usize,
     ints: &mut [S::Ints; R],
 ) {
     for r in 0..R {
-        let [low, high] = rows[r].scales[block].half_totals;
+        let [low, high] = rows.halves(block, r).totals;
         ints[r] = s.sub_int(ints[r], offset * (low + high));
     }
 }
 
 /// Block `block` of each row.
 #[inline(always)]
-fn quants<'a, const R: usize>(rows: &[QuantRow<'a>; R], block: usize) -> [&'a [i8; 32]; R] {
-    let mut quants = [&rows[0].quants[block]; R];
+fn quants<'a, const R: usize>(rows: Rows<'a>, block: usize) -> [&'a [i8; 32]; R] {
+    let mut quants = [rows.quants(block, 0); R];
     for r in 1..R {
-        quants[r] = &rows[r].quants[block];
+        quants[r] = rows.quants(block, r);
     }
     quants
 }
@@ -296,15 +324,15 @@ fn quants<'a, const R: usize>(rows: &[QuantRow<'a>; R], block: usize) -> [&'a [i
 /// One half of block `block` of each row, and its sums.
 #[inline(always)]
 fn half_quants<'a, const R: usize>(
-    rows: &[QuantRow<'a>; R],
+    rows: Rows<'a>,
     block: usize,
     half: usize,
 ) -> ([&'a [i8; 16]; R], [i32; R]) {
-    let mut quants = [&rows[0].quants[block].as_chunks::<16>().0[half]; R];
+    let mut quants = [&rows.quants(block, 0).as_chunks::<16>().0[half]; R];
     let mut totals = [0; R];
     for r in 0..R {
-        quants[r] = &rows[r].quants[block].as_chunks::<16>().0[half];
-        totals[r] = rows[r].scales[block].half_totals[half];
+        quants[r] = &rows.quants(block, r).as_chunks::<16>().0[half];
+        totals[r] = rows.halves(block, r).totals[half];
     }
     (quants, totals)
 }
