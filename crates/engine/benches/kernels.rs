@@ -61,6 +61,7 @@ fn matmul(criterion: &mut Criterion) {
                 let output = MatmulOutput {
                     weight: &weights[next],
                     bias: None,
+                    add: false,
                     out: &mut out,
                 };
                 kernels.matmul(&input, &mut [output]);

@@ -161,9 +161,7 @@ impl Decoder {
             "{num_rows} rows do not fit the head's tile"
         );
         work.gather_residual(tokens);
-        let normed = work.head.normed.rows_mut(num_rows);
-        self.final_norm
-            .apply(kernels, work.head.residual.rows(num_rows), normed);
+        let normed = self.final_norm.of(work.head.residual.rows(num_rows));
         let logits = work.head.logits.rows_mut(num_rows);
         let product = self.head_product(&mut *logits);
         project(kernels, &mut work.input, normed, [product]);
@@ -180,6 +178,7 @@ impl Decoder {
             None => MatmulOutput {
                 weight: &self.embedding,
                 bias: None,
+                add: false,
                 out: logits,
             },
         }

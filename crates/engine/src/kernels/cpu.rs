@@ -25,12 +25,11 @@ use std::ops::Range;
 use half::f16;
 use millpond_scheduler::{BlockCopy, BlockId, Span32};
 
-use crate::config::Activation;
 use crate::loader::TensorType;
 use pool::Pool;
 use simd::Level;
 
-pub use input::MatmulInput;
+pub use input::{InputRows, MatmulInput};
 pub use pack::PackedMatrix;
 pub use rope::RopeTable;
 
@@ -98,13 +97,15 @@ const MIN_PARALLEL: usize = 16_384;
 /// Elements that a thread takes at a time.
 const GRAIN: usize = 4_096;
 
-/// One product of a shared input: out (rows, out_features) = input · weightᵀ + bias.
+/// One product of a shared input: out (rows, out_features) = input · weightᵀ + bias (+ out).
 pub struct MatmulOutput<'a> {
     /// Right side.
     pub weight: &'a PackedMatrix,
     /// out_features values.
     pub bias: Option<&'a [f32]>,
-    /// (rows, out_features), overwritten.
+    /// Add the product to what `out` holds instead of overwriting it.
+    pub add: bool,
+    /// (rows, out_features)
     pub out: &'a mut [f32],
 }
 
@@ -193,22 +194,17 @@ impl CpuKernels {
         self.pool.num_threads()
     }
 
-    /// Makes `x` (rows, cols) the left side of products; quantises to int8 per 32 when `int8` is set, which
+    /// Makes rows (rows, cols) the left side of products; quantises to int8 per 32 when `int8` is set, which
     /// needs cols in multiples of 32. The memory of `input` is reused.
-    pub fn load_input(
+    pub fn load_input<'x>(
         &self,
-        x: &[f32],
+        x: impl Into<InputRows<'x>>,
         rows: usize,
         cols: usize,
         int8: bool,
         input: &mut MatmulInput,
     ) {
-        assert_eq!(x.len(), rows * cols, "(rows, cols)");
-        if int8 {
-            input.load_int8(self, x, rows, cols);
-        } else {
-            input.load_float(x, rows, cols);
-        }
+        input.load(self, x.into(), (rows, cols), int8);
     }
 
     /// All products of one input in one parallel region. The input must be int8 exactly for quantised weights.
@@ -216,12 +212,7 @@ impl CpuKernels {
         matmul::multiply(self, input, outputs);
     }
 
-    /// out = x / rms(x) · weight for each row of `weight.len()` values.
-    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        elementwise::rms_norm(self, x, (weight, eps), out);
-    }
-
-    /// The same in place (q and k heads).
+    /// x = x / rms(x) · weight for each row of `weight.len()` values.
     pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
         elementwise::rms_norm_in_place(self, x, weight, eps);
     }
@@ -229,11 +220,6 @@ impl CpuKernels {
     /// x += y
     pub fn add(&self, x: &mut [f32], y: &[f32]) {
         elementwise::add(self, x, y);
-    }
-
-    /// gate = activation(gate) · up
-    pub fn gate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
-        elementwise::gate(self, activation, gate, up);
     }
 
     /// x = c · tanh(x / c)

@@ -87,9 +87,7 @@ impl Attention {
     /// query (tokens, heads, head_dim), key and value (tokens, kv_heads, head_dim) from one shared input.
     fn project(&self, step: &Step<'_>, work: &mut Workspace) {
         let num_tokens = step.batch.num_tokens();
-        let normed = work.normed.rows_mut(num_tokens);
-        self.norm
-            .apply(step.kernels, work.residual.rows(num_tokens), normed);
+        let normed = self.norm.of(work.residual.rows(num_tokens));
         let Projections {
             query,
             key,
@@ -147,13 +145,23 @@ impl Attention {
     fn add_output(&self, step: &Step<'_>, work: &mut Workspace) {
         let num_tokens = step.batch.num_tokens();
         let context = work.attention.context.rows(num_tokens);
-        let update = work.update.rows_mut(num_tokens);
-        let product = self.projections.output.product(&mut *update);
-        project(step.kernels, &mut work.input, context, [product]);
-        if let Some(norm) = &self.post_norm {
-            norm.apply_in_place(step.kernels, update);
+        let residual = work.residual.rows_mut(num_tokens);
+        let (kernels, output) = (step.kernels, &self.projections.output);
+        match &self.post_norm {
+            None => project(
+                kernels,
+                &mut work.input,
+                context.into(),
+                [output.sum(residual)],
+            ),
+            Some(norm) => {
+                let update = work.update.rows_mut(num_tokens);
+                let product = output.product(&mut *update);
+                project(kernels, &mut work.input, context.into(), [product]);
+                norm.apply_in_place(kernels, update);
+                kernels.add(residual, update);
+            }
         }
-        step.kernels.add(work.residual.rows_mut(num_tokens), update);
     }
 }
 

@@ -1,7 +1,7 @@
 //! `Linear`: a weight matrix with its optional bias, and products that share one input.
 
 use super::weight_reader::{ModelError, WeightReader};
-use crate::kernels::cpu::{CpuKernels, MatmulInput, MatmulOutput, PackedMatrix};
+use crate::kernels::cpu::{CpuKernels, InputRows, MatmulInput, MatmulOutput, PackedMatrix};
 
 /// y = x · weightᵀ + bias
 pub struct Linear {
@@ -40,19 +40,28 @@ impl Linear {
         MatmulOutput {
             weight: &self.weight,
             bias: self.bias.as_deref(),
+            add: false,
             out,
+        }
+    }
+
+    /// The product with this matrix, to be added to `out` (rows, out_features).
+    pub fn sum<'a>(&'a self, out: &'a mut [f32]) -> MatmulOutput<'a> {
+        MatmulOutput {
+            add: true,
+            ..self.product(out)
         }
     }
 }
 
-/// Multiplies the rows of `x` (rows, in_features) with several matrices; the input is prepared once.
+/// Multiplies the rows `x` (rows, in_features) with several matrices; the input is prepared once.
 ///
 /// Quantised and float matrices may be mixed: each kind sees its own form of the input, so that a product
 /// does not depend on what it is grouped with.
 pub fn project<const N: usize>(
     kernels: &CpuKernels,
     input: &mut MatmulInput,
-    x: &[f32],
+    x: InputRows<'_>,
     mut outputs: [MatmulOutput<'_>; N],
 ) {
     outputs.sort_unstable_by_key(|output| output.weight.is_quantised());

@@ -8,6 +8,7 @@ use super::norm::Norm;
 use super::weight_reader::{ModelError, WeightReader};
 use super::workspace::Workspace;
 use crate::config::ModelConfig;
+use crate::kernels::cpu::InputRows;
 
 /// Weights of one layer's MLP.
 pub struct Mlp {
@@ -54,25 +55,26 @@ impl Mlp {
     /// residual += post_norm(down(activation(gate(x)) · up(x))), x = norm(residual)
     pub(crate) fn forward(&self, step: &Step<'_>, work: &mut Workspace) {
         let (kernels, num_tokens) = (step.kernels, step.batch.num_tokens());
-        let normed = work.normed.rows_mut(num_tokens);
-        self.norm
-            .apply(kernels, work.residual.rows(num_tokens), normed);
+        let residual = work.residual.rows_mut(num_tokens);
         let gate = work.mlp.gate.rows_mut(num_tokens); // (tokens, intermediate_size)
         let up = work.mlp.up.rows_mut(num_tokens);
         let products = [self.gate.product(&mut *gate), self.up.product(&mut *up)];
-        project(kernels, &mut work.input, normed, products);
-        kernels.gate(step.config.activation, gate, up);
-        let update = work.update.rows_mut(num_tokens);
-        project(
-            kernels,
-            &mut work.input,
+        project(kernels, &mut work.input, self.norm.of(residual), products);
+        let gated = InputRows::Gated {
+            activation: step.config.activation,
             gate,
-            [self.down.product(&mut *update)],
-        );
-        if let Some(norm) = &self.post_norm {
-            norm.apply_in_place(kernels, update);
+            up,
+        };
+        match &self.post_norm {
+            None => project(kernels, &mut work.input, gated, [self.down.sum(residual)]),
+            Some(norm) => {
+                let update = work.update.rows_mut(num_tokens);
+                let product = self.down.product(&mut *update);
+                project(kernels, &mut work.input, gated, [product]);
+                norm.apply_in_place(kernels, update);
+                kernels.add(residual, update);
+            }
         }
-        kernels.add(work.residual.rows_mut(num_tokens), update);
     }
 
     fn all(&self) -> impl Iterator<Item = &Linear> {

@@ -5,7 +5,7 @@
 
 use super::weight_reader::{ModelError, WeightReader};
 use crate::config::{ModelConfig, NormPlacement};
-use crate::kernels::cpu::CpuKernels;
+use crate::kernels::cpu::{CpuKernels, InputRows};
 
 /// y = x / rms(x) · weight, row by row.
 pub struct Norm {
@@ -39,9 +39,13 @@ impl Norm {
         }
     }
 
-    /// out = norm(x); both (rows, width).
-    pub fn apply(&self, kernels: &CpuKernels, x: &[f32], out: &mut [f32]) {
-        kernels.rms_norm(x, &self.weight, self.eps, out);
+    /// norm(x), (rows, width), as the input of products.
+    pub fn of<'a>(&'a self, x: &'a [f32]) -> InputRows<'a> {
+        InputRows::Normed {
+            x,
+            weight: &self.weight,
+            eps: self.eps,
+        }
     }
 
     /// x = norm(x); (rows, width).

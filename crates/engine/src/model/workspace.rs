@@ -12,7 +12,6 @@ pub const MAX_HEAD_ROWS: usize = 64;
 /// Activations (tokens, width) of every stage; a stage's content is valid until its next use.
 pub struct Workspace {
     pub(crate) residual: RowBuffer,
-    pub(crate) normed: RowBuffer,
     /// What a half layer adds to the residual.
     pub(crate) update: RowBuffer,
     pub(crate) input: MatmulInput,
@@ -35,7 +34,6 @@ pub(crate) struct MlpBuffers {
 
 pub(crate) struct HeadBuffers {
     pub residual: RowBuffer,
-    pub normed: RowBuffer,
     pub logits: RowBuffer,
 }
 
@@ -46,7 +44,6 @@ impl Workspace {
         let tokens = |width| RowBuffer::new(max_tokens, width);
         Workspace {
             residual: hidden(max_tokens),
-            normed: hidden(max_tokens),
             update: hidden(max_tokens),
             input: MatmulInput::default(),
             attention: AttentionBuffers {
@@ -61,7 +58,6 @@ impl Workspace {
             },
             head: HeadBuffers {
                 residual: hidden(MAX_HEAD_ROWS),
-                normed: hidden(MAX_HEAD_ROWS),
                 logits: RowBuffer::new(MAX_HEAD_ROWS, config.vocab_size),
             },
         }
@@ -71,11 +67,12 @@ impl Workspace {
     pub fn num_bytes(config: &ModelConfig, max_tokens: usize) -> u64 {
         let (query, kv) = (config.query_size(), config.kv_size());
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let widest_input = hidden.max(inner).max(query);
-        let per_token = 3 * hidden + 2 * query + 2 * kv + 2 * inner + widest_input;
-        let per_head_row = 2 * hidden + config.vocab_size;
+        let per_token = 2 * hidden + 2 * query + 2 * kv + 2 * inner;
+        let per_head_row = hidden + config.vocab_size;
         let num_values = max_tokens * per_token + MAX_HEAD_ROWS * per_head_row;
-        (num_values * size_of::<f32>()) as u64
+        let widest_input = hidden.max(inner).max(query);
+        let input = MatmulInput::num_bytes(max_tokens.max(MAX_HEAD_ROWS), widest_input);
+        (num_values * size_of::<f32>() + input) as u64
     }
 
     /// Is every value of the residual vectors of these tokens finite?

@@ -3,31 +3,11 @@
 //! A row's result depends on that row alone; rows are only spread over threads.
 
 use super::math::{sigmoid_lanes, softcap_slice};
-use super::simd::{Simd, instantiate, load_partial, store_partial};
+use super::simd::{Level, Simd, instantiate, load_partial, store_partial};
 use super::{CpuKernels, LANES, disjoint::Disjoint};
 use crate::config::Activation;
 
-/// out = x / rms(x) · weight for each row of `weight.len()` values.
-pub(super) fn rms_norm(
-    kernels: &CpuKernels,
-    x: &[f32],
-    (weight, eps): (&[f32], f32),
-    out: &mut [f32],
-) {
-    assert_eq!(x.len(), out.len(), "the norm keeps the shape");
-    let width = checked_width(x, weight);
-    let out = Disjoint::new(out);
-    let level = kernels.level;
-    kernels.over(x.len() / width, width, &|rows| {
-        let range = rows.start * width..rows.end * width;
-        // SAFETY: `over` gives every row to one call.
-        let out = unsafe { out.part(range.clone()) };
-        out.copy_from_slice(&x[range]);
-        norm_rows(level, out, weight, eps);
-    });
-}
-
-/// The same in place.
+/// x = x / rms(x) · weight for each row of `weight.len()` values.
 pub(super) fn rms_norm_in_place(kernels: &CpuKernels, x: &mut [f32], weight: &[f32], eps: f32) {
     let width = checked_width(x, weight);
     let num_rows = x.len() / width;
@@ -62,19 +42,17 @@ pub(super) fn add(kernels: &CpuKernels, x: &mut [f32], y: &[f32]) {
     });
 }
 
-/// gate = activation(gate) · up
-pub(super) fn gate(kernels: &CpuKernels, activation: Activation, gate: &mut [f32], up: &[f32]) {
-    assert_eq!(gate.len(), up.len(), "gate and up have one shape");
-    let gate = Disjoint::new(gate);
-    let level = kernels.level;
-    kernels.over(up.len(), EXP_COST, &|range| {
-        // SAFETY: `over` gives every element to one call.
-        let gate = unsafe { gate.part(range.clone()) };
-        match activation {
-            Activation::Silu => silu_gate(level, gate, &up[range]),
-            Activation::GeluTanh => gelu_gate(level, gate, &up[range]),
-        }
-    });
+/// out = activation(gate) · up
+pub(super) fn gate_slice(
+    level: Level,
+    activation: Activation,
+    (gate, up): (&[f32], &[f32]),
+    out: &mut [f32],
+) {
+    match activation {
+        Activation::Silu => silu_gate(level, gate, up, out),
+        Activation::GeluTanh => gelu_gate(level, gate, up, out),
+    }
 }
 
 /// x = cap · tanh(x / cap)
@@ -89,21 +67,21 @@ pub(super) fn softcap(kernels: &CpuKernels, x: &mut [f32], cap: f32) {
 }
 
 /// An exponential costs about this many plain elements.
-const EXP_COST: usize = 8;
+pub(super) const EXP_COST: usize = 8;
 
 instantiate! {
     /// Norm of each row of `weight.len()` values, in place.
-    fn norm_rows(x: &mut [f32], weight: &[f32], eps: f32) = norm_rows_body
+    pub(super) fn norm_rows(x: &mut [f32], weight: &[f32], eps: f32) = norm_rows_body
 }
 
 instantiate! {
-    /// gate = gate · sigmoid(gate) · up
-    fn silu_gate(gate: &mut [f32], up: &[f32]) = silu_gate_body
+    /// out = gate · sigmoid(gate) · up
+    fn silu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) = silu_gate_body
 }
 
 instantiate! {
-    /// gate = gelu(gate) · up, tanh form.
-    fn gelu_gate(gate: &mut [f32], up: &[f32]) = gelu_gate_body
+    /// out = gelu(gate) · up, tanh form.
+    fn gelu_gate(gate: &[f32], up: &[f32], out: &mut [f32]) = gelu_gate_body
 }
 
 #[inline(always)]
@@ -140,25 +118,27 @@ fn scale_row<S: Simd>(s: S, row: &mut [f32], weight: &[f32], factor: f32) {
 }
 
 #[inline(always)]
-fn silu_gate_body<S: Simd>(s: S, gate: &mut [f32], up: &[f32]) {
-    let (gates, gate_rest) = gate.as_chunks_mut::<LANES>();
+fn silu_gate_body<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (gates, gate_rest) = gate.as_chunks::<LANES>();
     let (ups, up_rest) = up.as_chunks::<LANES>();
-    for (gate, up) in gates.iter_mut().zip(ups) {
-        s.store(silu_lanes(s, s.load(gate), s.load(up)), gate);
+    let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+    for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
+        s.store(silu_lanes(s, s.load(gate), s.load(up)), out);
     }
     let rest = silu_lanes(s, load_partial(s, gate_rest), load_partial(s, up_rest));
-    store_partial(s, rest, gate_rest);
+    store_partial(s, rest, out_rest);
 }
 
 #[inline(always)]
-fn gelu_gate_body<S: Simd>(s: S, gate: &mut [f32], up: &[f32]) {
-    let (gates, gate_rest) = gate.as_chunks_mut::<LANES>();
+fn gelu_gate_body<S: Simd>(s: S, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (gates, gate_rest) = gate.as_chunks::<LANES>();
     let (ups, up_rest) = up.as_chunks::<LANES>();
-    for (gate, up) in gates.iter_mut().zip(ups) {
-        s.store(gelu_lanes(s, s.load(gate), s.load(up)), gate);
+    let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+    for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
+        s.store(gelu_lanes(s, s.load(gate), s.load(up)), out);
     }
     let rest = gelu_lanes(s, load_partial(s, gate_rest), load_partial(s, up_rest));
-    store_partial(s, rest, gate_rest);
+    store_partial(s, rest, out_rest);
 }
 
 #[inline(always)]

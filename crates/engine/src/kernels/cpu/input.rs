@@ -1,9 +1,13 @@
 //! The left side of matrix products: float rows, or rows quantised to int8 once and shared by several products.
+//!
+//! What makes the rows (a norm, a gate) runs here too, row by row, while a row is in the first-level cache.
 
 use std::ops::Range;
 
-use super::simd::{Simd, instantiate};
+use super::elementwise::{EXP_COST, gate_slice, norm_rows};
+use super::simd::{Level, Simd, instantiate};
 use super::{CpuKernels, LANES, disjoint::Disjoint};
+use crate::config::Activation;
 
 /// Activations that share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -20,10 +24,87 @@ pub struct MatmulInput {
     rows: usize,
     cols: usize,
     form: Form,
-    /// (rows, cols) when float, else empty.
+    /// (rows, cols) unless the rows are int8 and nothing had to be computed. Keeps its largest size.
     values: Vec<f32>,
-    /// (groups of 8 rows, cols / 32) when int8, else empty.
+    /// (groups of 8 rows, cols / 32) when int8. Keeps its largest size.
     blocks: GroupBlocks,
+}
+
+/// Where the rows (rows, cols) of an input come from.
+#[derive(Clone, Copy)]
+pub enum InputRows<'a> {
+    /// As they are.
+    Plain(&'a [f32]),
+    /// x / rms(x) · weight
+    Normed {
+        /// (rows, cols)
+        x: &'a [f32],
+        /// cols values.
+        weight: &'a [f32],
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// activation(gate) · up
+    Gated {
+        /// What the gate goes through.
+        activation: Activation,
+        /// (rows, cols)
+        gate: &'a [f32],
+        /// (rows, cols)
+        up: &'a [f32],
+    },
+}
+
+impl<'a> From<&'a [f32]> for InputRows<'a> {
+    fn from(x: &'a [f32]) -> Self {
+        InputRows::Plain(x)
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for InputRows<'a> {
+    fn from(x: &'a Vec<f32>) -> Self {
+        InputRows::Plain(x)
+    }
+}
+
+impl InputRows<'_> {
+    /// Values in all rows.
+    pub fn len(&self) -> usize {
+        match self {
+            InputRows::Plain(x) | InputRows::Normed { x, .. } => x.len(),
+            InputRows::Gated { gate, .. } => gate.len(),
+        }
+    }
+
+    /// True without rows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a value costs, in simple operations.
+    fn cost(&self) -> usize {
+        match self {
+            InputRows::Plain(_) => 1,
+            InputRows::Normed { .. } => 2,
+            InputRows::Gated { .. } => EXP_COST,
+        }
+    }
+
+    /// Computes the values `range`, which are one row.
+    fn make(&self, level: Level, range: Range<usize>, out: &mut [f32]) {
+        match *self {
+            InputRows::Plain(x) => out.copy_from_slice(&x[range]),
+            InputRows::Normed { x, weight, eps } => {
+                out.copy_from_slice(&x[range]);
+                norm_rows(level, out, weight, eps);
+            }
+            InputRows::Gated {
+                activation,
+                gate,
+                up,
+            } => gate_slice(level, activation, (&gate[range.clone()], &up[range]), out),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,6 +149,13 @@ pub(super) struct QuantGroup<'a> {
 }
 
 impl MatmulInput {
+    /// Bytes that inputs of (rows, cols) need at most.
+    pub(crate) fn num_bytes(rows: usize, cols: usize) -> usize {
+        let block = size_of::<[i8; BLOCK]>() + 2 * size_of::<f32>() + size_of::<Halves>();
+        let num_blocks = rows.next_multiple_of(GROUP) * (cols / BLOCK);
+        rows * cols * size_of::<f32>() + num_blocks * block
+    }
+
     /// Rows.
     pub(super) fn rows(&self) -> usize {
         self.rows
@@ -102,50 +190,75 @@ impl MatmulInput {
         }
     }
 
-    /// Copies the rows.
-    pub(super) fn load_float(&mut self, x: &[f32], rows: usize, cols: usize) {
-        self.reset(Form::Float, rows, cols);
-        self.values.extend_from_slice(x);
-    }
-
-    /// Quantises the rows.
-    pub(super) fn load_int8(&mut self, kernels: &CpuKernels, x: &[f32], rows: usize, cols: usize) {
-        assert!(
-            cols.is_multiple_of(BLOCK),
-            "int8 rows are made of blocks of 32, not {cols} columns"
-        );
-        self.reset(Form::Int8, rows, cols);
-        let num_blocks = cols / BLOCK;
-        self.blocks.resize(rows.div_ceil(GROUP) * num_blocks);
-        let shared = SharedBlocks::new(&mut self.blocks);
+    /// Makes the rows, and quantises them when `int8` is set.
+    pub(super) fn load(
+        &mut self,
+        kernels: &CpuKernels,
+        source: InputRows<'_>,
+        (rows, cols): (usize, usize),
+        int8: bool,
+    ) {
+        assert_eq!(source.len(), rows * cols, "(rows, cols)");
+        (self.rows, self.cols) = (rows, cols);
+        self.form = if int8 { Form::Int8 } else { Form::Float };
+        if !int8 || !matches!(source, InputRows::Plain(_)) {
+            grow(&mut self.values, rows * cols, 0.0);
+        }
+        let num_blocks = if int8 { cols / BLOCK } else { 0 };
+        if int8 {
+            assert!(
+                cols.is_multiple_of(BLOCK),
+                "int8 rows are made of blocks of 32, not {cols} columns"
+            );
+            self.blocks.grow(rows.div_ceil(GROUP) * num_blocks);
+        }
+        let values = Disjoint::new(&mut self.values);
+        let blocks = SharedBlocks::new(&mut self.blocks);
         let level = kernels.level;
-        // Whole groups, so that no two threads write to one element.
-        kernels.over(rows.div_ceil(GROUP), GROUP * cols, &|groups| {
-            let end = rows.min(groups.end * GROUP);
-            for row in groups.start * GROUP..end {
-                let (x, _) = x[row * cols..(row + 1) * cols].as_chunks::<BLOCK>();
+        let load_row = |row: usize| {
+            let range = row * cols..(row + 1) * cols;
+            let row_values = match source {
+                InputRows::Plain(x) if int8 => &x[range],
+                source => {
+                    // SAFETY: a row is loaded once.
+                    let made = unsafe { values.part(range.clone()) };
+                    source.make(level, range, made);
+                    made
+                }
+            };
+            if int8 {
                 let start = row / GROUP * num_blocks;
                 // SAFETY: `over` gives every group to one call.
-                let blocks = unsafe { shared.part(start..start + num_blocks) };
-                quantise(level, x, row % GROUP, blocks);
+                let blocks = unsafe { blocks.part(start..start + num_blocks) };
+                quantise(
+                    level,
+                    row_values.as_chunks::<BLOCK>().0,
+                    row % GROUP,
+                    blocks,
+                );
             }
+        };
+        // Whole groups, so that no two threads write to one element.
+        let cost = GROUP * cols * (source.cost() + usize::from(int8));
+        kernels.over(rows.div_ceil(GROUP), cost, &|groups| {
+            (groups.start * GROUP..rows.min(groups.end * GROUP)).for_each(load_row);
         });
     }
+}
 
-    fn reset(&mut self, form: Form, rows: usize, cols: usize) {
-        self.form = form;
-        (self.rows, self.cols) = (rows, cols);
-        self.values.clear();
+/// Makes room for `len` elements; what is there is overwritten by the caller.
+fn grow<T: Clone>(elements: &mut Vec<T>, len: usize, value: T) {
+    if elements.len() < len {
+        elements.resize(len, value);
     }
 }
 
 impl GroupBlocks {
-    /// What is kept from before is overwritten or not read.
-    fn resize(&mut self, len: usize) {
-        self.quants.resize(len, [[0; BLOCK]; GROUP]);
-        self.scales.resize(len, [0.0; GROUP]);
-        self.sums.resize(len, [0.0; GROUP]);
-        self.halves.resize(len, [Halves::default(); GROUP]);
+    fn grow(&mut self, len: usize) {
+        grow(&mut self.quants, len, [[0; BLOCK]; GROUP]);
+        grow(&mut self.scales, len, [0.0; GROUP]);
+        grow(&mut self.sums, len, [0.0; GROUP]);
+        grow(&mut self.halves, len, [Halves::default(); GROUP]);
     }
 }
 
@@ -199,7 +312,8 @@ instantiate! {
 fn quantise_body<S: Simd>(s: S, x: &[[f32; BLOCK]], row: usize, to: BlocksMut<'_>) {
     for (block, x) in x.iter().enumerate() {
         let scale = quantise_block(s, x, &mut to.quants[block][row]);
-        let totals = half_totals(&to.quants[block][row]);
+        let (halves, _) = to.quants[block][row].as_chunks::<LANES>();
+        let totals = [s.sum_i8(&halves[0]), s.sum_i8(&halves[1])];
         to.scales[block][row] = scale;
         to.sums[block][row] = scale * (totals[0] + totals[1]) as f32;
         to.halves[block][row] = Halves {
@@ -214,33 +328,14 @@ fn quantise_body<S: Simd>(s: S, x: &[[f32; BLOCK]], row: usize, to: BlocksMut<'_
 fn quantise_block<S: Simd>(s: S, x: &[f32; BLOCK], quants: &mut [i8; BLOCK]) -> f32 {
     let (halves, _) = x.as_chunks::<LANES>();
     let (low, high) = (s.load(&halves[0]), s.load(&halves[1]));
-    let magnitude = s.max(s.max(low, s.neg(low)), s.max(high, s.neg(high)));
-    let max = s.max_lane(magnitude);
-    // 0 · x is NaN for infinities and NaN, which `max` may have dropped.
-    let zero = s.splat(0.0);
-    let trouble = s.sum(s.mul_add(low, zero, s.mul(high, zero)));
-    if trouble.is_nan() || max < SMALLEST_MAX {
+    let max = s.max_magnitude(low, high);
+    if !max.is_finite() || max < SMALLEST_MAX {
         *quants = [0; BLOCK];
-        return trouble;
+        return 0.0 * max;
     }
     let inverse = s.splat(127.0 / max);
     let (to, _) = quants.as_chunks_mut::<LANES>();
     s.store_i8(s.mul(low, inverse), &mut to[0]);
     s.store_i8(s.mul(high, inverse), &mut to[1]);
     max / 127.0
-}
-
-#[inline(always)]
-fn half_totals(quants: &[i8; BLOCK]) -> [i32; 2] {
-    let (halves, _) = quants.as_chunks::<LANES>();
-    [total(&halves[0]), total(&halves[1])]
-}
-
-#[inline(always)]
-fn total(quants: &[i8; LANES]) -> i32 {
-    let mut sum = 0;
-    for &quant in quants {
-        sum += i32::from(quant);
-    }
-    sum
 }

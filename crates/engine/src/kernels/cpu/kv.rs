@@ -5,7 +5,7 @@
 use half::f16;
 use millpond_scheduler::BlockCopy;
 
-use super::simd::{Element, LaneArray};
+use super::simd::{Element, LaneArray, Simd, instantiate};
 use super::{CpuKernels, KvData, KvLayer, KvShape, LANES, disjoint::Disjoint};
 
 impl KvShape {
@@ -57,25 +57,25 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// Keys turn: positions are the lanes.
     fn write_keys<T: Element>(&self, pool: &mut [T], keys: &[f32]) {
+        let level = self.kernels.level;
         self.write_pieces(pool, keys, |pool, start, (dim, offset), values| {
             // SAFETY: 16 dimensions of a head belong to one index, in whatever block.
             let tile = unsafe { pool.part(start + dim * LANES..start + (dim + LANES) * LANES) };
-            for (lanes, value) in tile.chunks_exact_mut(LANES).zip(values) {
-                lanes[offset] = T::from_f32(*value);
+            let (columns, _) = tile.as_chunks_mut::<LANES>();
+            for (column, value) in columns.iter_mut().zip(round_lanes(level, values)) {
+                column[offset] = value;
             }
         });
     }
 
     /// Values stay rows.
     fn write_values<T: Element>(&self, pool: &mut [T], values: &[f32]) {
-        let head_dim = self.shape.head_dim;
+        let (head_dim, level) = (self.shape.head_dim, self.kernels.level);
         self.write_pieces(pool, values, |pool, start, (dim, offset), values| {
             let at = start + offset * head_dim + dim;
             // SAFETY: 16 dimensions of a head belong to one index, in whatever block.
             let row = unsafe { pool.part(at..at + LANES) };
-            for (to, value) in row.iter_mut().zip(values) {
-                *to = T::from_f32(*value);
-            }
+            row.copy_from_slice(&round_lanes(level, values));
         });
     }
 
@@ -113,6 +113,18 @@ impl Writer<'_> {
                 }
             });
     }
+}
+
+instantiate! {
+    /// 16 values as the pool stores them.
+    fn round_lanes<T: Element>(values: &LaneArray<f32>) -> LaneArray<T> = round_lanes_body
+}
+
+#[inline(always)]
+fn round_lanes_body<S: Simd, T: Element>(s: S, values: &LaneArray<f32>) -> LaneArray<T> {
+    let mut rounded = [T::from_f32(0.0); LANES];
+    T::store(s, s.load(values), &mut rounded);
+    rounded
 }
 
 /// Copies whole blocks, one after the other.

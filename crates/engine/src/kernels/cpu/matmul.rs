@@ -15,7 +15,7 @@
 //! acc = fma(min_w[b], d_x[b] · Σ q_x, acc)      formats with mins
 //! ```
 //!
-//! The bias is added last. Outputs are the lanes; what differs between numbers of rows is only how many
+//! The bias is added last, then what the output held, if it is to be added to. Outputs are the lanes; what differs between numbers of rows is only how many
 //! independent accumulators are in flight.
 
 mod float;
@@ -42,6 +42,7 @@ const MAX_TILE_PANELS: usize = 32;
 struct Product<'a> {
     weight: &'a PackedMatrix,
     bias: Option<&'a [f32]>,
+    add: bool,
     /// (rows, out_features)
     out: Disjoint<'a, f32>,
 }
@@ -94,11 +95,12 @@ impl<'a> Product<'a> {
         Product {
             weight,
             bias,
+            add: output.add,
             out: Disjoint::new(output.out),
         }
     }
 
-    /// Adds the bias and writes 16 outputs of a row (fewer in the last panel).
+    /// Adds the bias and writes (or adds) 16 outputs of a row (fewer in the last panel).
     #[inline(always)]
     fn store<S: Simd>(&self, s: S, sums: S::Floats, row: usize, panel: usize) {
         let num_outputs = self.weight.out_features();
@@ -112,7 +114,9 @@ impl<'a> Product<'a> {
         // SAFETY: tiles do not overlap, and each is computed once.
         let out = unsafe { self.out.part(at + start..at + end) };
         match out.as_mut_array::<LANES>() {
+            Some(out) if self.add => s.store(s.add(s.load(out), sums), out),
             Some(out) => s.store(sums, out),
+            None if self.add => store_partial(s, s.add(load_partial(s, out), sums), out),
             None => store_partial(s, sums, out),
         }
     }

@@ -83,6 +83,9 @@ pub(super) trait Simd: Copy {
     /// Largest lane by `max` over the same tree.
     fn max_lane(self, a: Self::Floats) -> f32;
 
+    /// Largest magnitude of all lanes of both; NaN or infinity when there is one.
+    fn max_magnitude(self, a: Self::Floats, b: Self::Floats) -> f32;
+
     /// a + b
     fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// a − b with the same b in all lanes.
@@ -91,6 +94,11 @@ pub(super) trait Simd: Copy {
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
     /// Lanes as int8, halves to even; the values must lie in −128..=127.
     fn store_i8(self, a: Self::Floats, to: &mut LaneArray<i8>);
+
+    /// Sum of 16 bytes.
+    fn sum_i8(self, from: &LaneArray<i8>) -> i32;
+    /// Lanes to memory as half floats, rounded to nearest even.
+    fn store_f16(self, lanes: Self::Floats, to: &mut LaneArray<f16>);
 
     /// Σ q·a over 32 k for 16 outputs, q in 0..=15.
     ///
@@ -233,6 +241,8 @@ pub(super) trait Element: Plain {
     fn to_f32(self) -> f32;
     /// Rounded to nearest even.
     fn from_f32(value: f32) -> Self;
+    /// Lanes to memory, rounded to nearest even.
+    fn store<S: Simd>(simd: S, lanes: S::Floats, to: &mut LaneArray<Self>);
 }
 
 impl Element for f32 {
@@ -249,6 +259,11 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
+    }
+
+    #[inline(always)]
+    fn store<S: Simd>(simd: S, lanes: S::Floats, to: &mut LaneArray<f32>) {
+        simd.store(lanes, to);
     }
 }
 
@@ -267,6 +282,11 @@ impl Element for f16 {
     fn from_f32(value: f32) -> Self {
         f16::from_f32(value)
     }
+
+    #[inline(always)]
+    fn store<S: Simd>(simd: S, lanes: S::Floats, to: &mut LaneArray<f16>) {
+        simd.store_f16(lanes, to);
+    }
 }
 
 impl Element for bf16 {
@@ -283,6 +303,13 @@ impl Element for bf16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         bf16::from_f32(value)
+    }
+
+    #[inline(always)]
+    fn store<S: Simd>(simd: S, lanes: S::Floats, to: &mut LaneArray<bf16>) {
+        let mut wide = [0.0; LANES];
+        simd.store(lanes, &mut wide);
+        *to = wide.map(bf16::from_f32);
     }
 }
 

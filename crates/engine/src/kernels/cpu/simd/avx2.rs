@@ -201,6 +201,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn max_magnitude(self, a: Self::Floats, b: Self::Floats) -> f32 {
+        with!(self, {
+            // Without their sign, floats are ordered as their bits are, and NaN comes last.
+            let all = _mm256_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm256_setzero_si256();
+            for x in [a[0], a[1], b[0], b[1]] {
+                let magnitude = _mm256_and_si256(_mm256_castps_si256(x), all);
+                largest = _mm256_max_epi32(largest, magnitude);
+            }
+            let four = _mm_max_epi32(
+                _mm256_castsi256_si128(largest),
+                _mm256_extracti128_si256::<1>(largest),
+            );
+            let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            let one = _mm_max_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two));
+            f32::from_bits(_mm_cvtsi128_si32(one) as u32)
+        })
+    }
+
+    #[inline(always)]
     fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
         with!(
             self,
@@ -231,6 +251,21 @@ impl Simd for Avx2 {
             let low = _mm256_castsi256_si128(ordered);
             let high = _mm256_extracti128_si256::<1>(ordered);
             _mm_storeu_si128(at, _mm_packs_epi16(low, high));
+        });
+    }
+
+    #[inline(always)]
+    fn sum_i8(self, from: &LaneArray<i8>) -> i32 {
+        with!(self, sum_bytes(from))
+    }
+
+    #[inline(always)]
+    fn store_f16(self, lanes: Self::Floats, to: &mut LaneArray<f16>) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        let at = to.as_mut_ptr().cast::<__m128i>();
+        with!(self, {
+            _mm_storeu_si128(at, _mm256_cvtps_ph::<NEAREST>(lanes[0]));
+            _mm_storeu_si128(at.add(1), _mm256_cvtps_ph::<NEAREST>(lanes[1]));
         });
     }
 
@@ -354,6 +389,22 @@ impl Simd for Avx2 {
             }
             sums
         })
+    }
+}
+
+/// Sum of 16 signed bytes: the instruction adds unsigned ones, so 128 is added to each.
+///
+/// # Safety
+/// SSE2 must exist.
+#[inline(always)]
+pub(super) unsafe fn sum_bytes(from: &LaneArray<i8>) -> i32 {
+    // SAFETY: 16 bytes are read; the caller's promise.
+    unsafe {
+        let bytes = _mm_loadu_si128(from.as_ptr().cast());
+        let lifted = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+        let halves = _mm_sad_epu8(lifted, _mm_setzero_si128());
+        let sum = _mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves));
+        _mm_cvtsi128_si32(sum) - 16 * 128
     }
 }
 

@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
+use super::avx2::sum_bytes;
 use super::{FifthBits, LaneArray, Simd, UNIT_BYTES};
 
 /// Proof that the processor has AVX-512 (F, BW, VL, DQ) with VNNI, and the AVX2 set; only
@@ -183,6 +184,17 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn max_magnitude(self, a: __m512, b: __m512) -> f32 {
+        with!(self, {
+            // Without their sign, floats are ordered as their bits are, and NaN comes last.
+            let all = _mm512_set1_epi32(0x7fff_ffff);
+            let a = _mm512_and_si512(_mm512_castps_si512(a), all);
+            let b = _mm512_and_si512(_mm512_castps_si512(b), all);
+            f32::from_bits(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)) as u32)
+        })
+    }
+
+    #[inline(always)]
     fn add_ints(self, a: __m512i, b: __m512i) -> __m512i {
         with!(self, _mm512_add_epi32(a, b))
     }
@@ -202,6 +214,20 @@ impl Simd for Avx512 {
         with!(self, {
             let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a));
             _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        });
+    }
+
+    #[inline(always)]
+    fn sum_i8(self, from: &LaneArray<i8>) -> i32 {
+        with!(self, sum_bytes(from))
+    }
+
+    #[inline(always)]
+    fn store_f16(self, lanes: __m512, to: &mut LaneArray<f16>) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        with!(self, {
+            let halves = _mm512_cvtps_ph::<NEAREST>(lanes);
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), halves);
         });
     }
 

@@ -129,6 +129,14 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn max_magnitude(self, a: Self::Floats, b: Self::Floats) -> f32 {
+        // Without their sign, floats are ordered as their bits are, and NaN comes last.
+        let magnitude = |x: &f32| x.to_bits() & 0x7fff_ffff;
+        let largest = a.iter().chain(&b).map(magnitude).max();
+        f32::from_bits(largest.unwrap_or(0))
+    }
+
+    #[inline(always)]
     fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints {
         from_fn(|i| a[i].wrapping_add(b[i]))
     }
@@ -146,6 +154,16 @@ impl Simd for Portable {
     #[inline(always)]
     fn store_i8(self, a: Self::Floats, to: &mut LaneArray<i8>) {
         *to = a.map(|value| value.round_ties_even() as i8);
+    }
+
+    #[inline(always)]
+    fn sum_i8(self, from: &LaneArray<i8>) -> i32 {
+        from.iter().map(|value| i32::from(*value)).sum()
+    }
+
+    #[inline(always)]
+    fn store_f16(self, lanes: Self::Floats, to: &mut LaneArray<f16>) {
+        *to = lanes.map(f16::from_f32);
     }
 
     #[inline(always)]

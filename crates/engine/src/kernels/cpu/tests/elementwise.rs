@@ -1,9 +1,19 @@
-use super::super::RopeTable;
+use super::super::{CpuKernels, InputRows, MatmulInput, RopeTable};
 use super::{Noise, assert_close, same_everywhere};
 use crate::config::{Activation, RopeConfig, RopeScaling};
 
 /// Odd sizes, sizes of real models, and one large enough to be spread over threads.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 17), (2, 16), (5, 576), (7, 100), (70, 640)];
+
+/// The rows as the float products see them.
+fn made(kernels: &CpuKernels, source: InputRows<'_>, rows: usize) -> Vec<f32> {
+    let mut input = MatmulInput::default();
+    kernels.load_input(source, rows, source.len() / rows, false, &mut input);
+    (0..rows)
+        .flat_map(|row| input.float_row(row))
+        .copied()
+        .collect()
+}
 
 #[test]
 fn rms_norm_matches_its_definition() {
@@ -11,8 +21,12 @@ fn rms_norm_matches_its_definition() {
         let mut noise = Noise(1);
         let (x, weight) = (noise.uniforms(rows * width), noise.uniforms(width));
         let actual = same_everywhere(|kernels| {
-            let mut out = vec![0.0; x.len()];
-            kernels.rms_norm(&x, &weight, 1e-5, &mut out);
+            let normed = InputRows::Normed {
+                x: &x,
+                weight: &weight,
+                eps: 1e-5,
+            };
+            let out = made(kernels, normed, rows);
             let mut in_place = x.clone();
             kernels.rms_norm_in_place(&mut in_place, &weight, 1e-5);
             assert_eq!(out, in_place);
@@ -61,9 +75,12 @@ fn check_gate(activation: Activation, exact: fn(f64) -> f64) {
         let gate: Vec<f32> = (0..len).map(|_| noise.uniform() * 12.0).collect();
         let up = noise.uniforms(len);
         let actual = same_everywhere(|kernels| {
-            let mut out = gate.clone();
-            kernels.gate(activation, &mut out, &up);
-            out
+            let gated = InputRows::Gated {
+                activation,
+                gate: &gate,
+                up: &up,
+            };
+            made(kernels, gated, 1)
         });
         let pairs = gate.iter().zip(&up);
         let expected: Vec<f64> = pairs

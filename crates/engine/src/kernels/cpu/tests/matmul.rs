@@ -1,7 +1,8 @@
 use half::{bf16, f16};
 
-use super::super::{CpuKernels, KernelError, MatmulInput, MatmulOutput, PackedMatrix};
+use super::super::{CpuKernels, InputRows, KernelError, MatmulInput, MatmulOutput, PackedMatrix};
 use super::{Noise, assert_close, bits, same_everywhere};
+use crate::config::Activation;
 use crate::loader::{RawTensor, TensorType};
 
 /// Every type that we compute, with values and bytes of its blocks.
@@ -85,6 +86,7 @@ fn product(kernels: &CpuKernels, tensor: &RawTensor, x: &[f32], bias: Option<&[f
     let output = MatmulOutput {
         weight: &weight,
         bias,
+        add: false,
         out: &mut out,
     };
     kernels.matmul(&input, &mut [output]);
@@ -194,6 +196,7 @@ fn products_of_one_input_are_those_of_single_calls() {
             .map(|(weight, out)| MatmulOutput {
                 weight,
                 bias: (weight.out_features() == 32).then_some(&bias[..]),
+                add: false,
                 out,
             })
             .collect();
@@ -204,6 +207,76 @@ fn products_of_one_input_are_those_of_single_calls() {
         }
         outs.concat()
     });
+}
+
+#[test]
+fn rows_that_are_computed_on_the_way_equal_rows_that_were_computed_before() {
+    let mut noise = Noise(14);
+    let tensor = random_tensor(TensorType::Q4_1, [33, 64], &mut noise);
+    let (gate, up) = (noise.uniforms(19 * 64), noise.uniforms(19 * 64));
+    let weight = noise.uniforms(64);
+    let sources = [
+        InputRows::Normed {
+            x: &gate,
+            weight: &weight,
+            eps: 1e-5,
+        },
+        InputRows::Gated {
+            activation: Activation::Silu,
+            gate: &gate,
+            up: &up,
+        },
+    ];
+    for source in sources {
+        same_everywhere(|kernels| {
+            let mut input = MatmulInput::default();
+            kernels.load_input(source, 19, 64, false, &mut input);
+            let rows: Vec<f32> = (0..19)
+                .flat_map(|row| input.float_row(row))
+                .copied()
+                .collect();
+            let expected = product(kernels, &tensor, &rows, None);
+            let matrix = pack(kernels, &tensor);
+            kernels.load_input(source, 19, 64, true, &mut input);
+            let mut out = vec![f32::NAN; 19 * 33];
+            let output = MatmulOutput {
+                weight: &matrix,
+                bias: None,
+                add: false,
+                out: &mut out,
+            };
+            kernels.matmul(&input, &mut [output]);
+            assert_eq!(bits(&out), bits(&expected));
+            out
+        });
+    }
+}
+
+#[test]
+fn a_product_that_is_added_has_the_bits_of_a_sum() {
+    let mut noise = Noise(15);
+    for dtype in [TensorType::F32, TensorType::Q8_0] {
+        let tensor = random_tensor(dtype, [37, 64], &mut noise);
+        let (x, before) = (noise.uniforms(9 * 64), noise.uniforms(9 * 37));
+        let bias = noise.uniforms(37);
+        same_everywhere(|kernels| {
+            let mut expected = before.clone();
+            kernels.add(&mut expected, &product(kernels, &tensor, &x, Some(&bias)));
+            let weight = pack(kernels, &tensor);
+            let mut input = MatmulInput::default();
+            kernels.load_input(&x, 9, 64, weight.is_quantised(), &mut input);
+            let mut out = before.clone();
+            let output = MatmulOutput {
+                weight: &weight,
+                bias: Some(&bias),
+                add: true,
+                out: &mut out,
+            };
+            kernels.matmul(&input, &mut [output]);
+            assert_eq!(bits(&out), bits(&expected));
+            out
+        });
+    }
 }
 
 #[test]

@@ -129,6 +129,7 @@ fn check_products(
     let output = MatmulOutput {
         weight,
         bias: None,
+        add: false,
         out: &mut out,
     };
     kernels.matmul(&input, &mut [output]);
