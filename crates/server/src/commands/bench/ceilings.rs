@@ -77,10 +77,15 @@ impl Ceilings {
     }
 }
 
+/// `1 thread`, `2 threads`.
+pub fn threads(count: usize) -> String {
+    format!("{count} thread{}", if count == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Ceilings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let working_set = self.working_set_bytes as f64 / f64::from(1 << 20);
-        let threads = |count: usize| format!("{count} thread{}", if count == 1 { "" } else { "s" });
+        write!(f, "ceilings, medians of {} rounds:", self.num_rounds)?;
         let mut line = |name: &str, rate: &Spread, unit: &str, with: &str| {
             let [median, min, max] = [rate.median, rate.min, rate.max].map(|rate| rate / 1e9);
             write!(

@@ -15,7 +15,7 @@ use millpond_engine::loader::{RawTensor, TensorType};
 use millpond_scheduler::{BlockId, Span32};
 use serde::Serialize;
 
-use super::ceilings::{Ceilings, Setup};
+use super::ceilings::{Ceilings, Setup, threads};
 use super::samples::{Samples, Spread};
 use super::{Output, Report, Setting, percent};
 use crate::cli::{KernelArgs, Shape};
@@ -68,11 +68,8 @@ pub fn run(args: &KernelArgs) -> anyhow::Result<()> {
         num_rounds: args.measure.rounds,
     })?;
     let isa = kernels.isa();
-    output.line(format_args!(
-        "ceilings, medians of {} rounds:{ceilings}",
-        args.measure.rounds
-    ))?;
-    output.line(format_args!("{isa} kernels, {num_threads} threads"))?;
+    output.line(&ceilings)?;
+    output.line(format_args!("{isa} kernels, {}", threads(num_threads)))?;
     output.line(KernelResult::HEADER)?;
     let mut bench = Bench {
         kernels,

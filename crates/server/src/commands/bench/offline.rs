@@ -12,7 +12,7 @@ use millpond_engine::model::TokenCost;
 use millpond_scheduler::{FinishReason, TokenId};
 use serde::Serialize;
 
-use super::ceilings::{Ceilings, Setup};
+use super::ceilings::{Ceilings, Setup, threads};
 use super::noise::Noise;
 use super::samples::{Samples, Spread};
 use super::{Output, Report, Setting, percent, token_cost};
@@ -77,10 +77,7 @@ pub fn run(args: &OfflineArgs) -> anyhow::Result<()> {
         num_rounds: args.measure.rounds,
     })?;
     let setting = LoadedModel::of(&llm, cost.unwrap_or_default(), args);
-    output.line(format_args!(
-        "ceilings, medians of {} rounds:{ceilings}",
-        args.measure.rounds
-    ))?;
+    output.line(&ceilings)?;
     output.line(setting.line())?;
     output.line(CaseResult::HEADER)?;
 
@@ -306,10 +303,10 @@ impl LoadedModel {
 
     fn line(&self) -> String {
         format!(
-            "{}: {} kernels, {} threads, {} read per step, {:.1} M multiply-adds per token",
+            "{}: {} kernels, {}, {} read per step, {:.1} M multiply-adds per token",
             self.model,
             self.isa,
-            self.num_threads,
+            threads(self.num_threads),
             model::mebibytes(self.weight_bytes),
             self.macs_per_token as f64 / 1e6
         )

@@ -184,9 +184,7 @@ impl Load<'_> {
             seed,
             ..
         } = &self.target;
-        output.line(format_args!(
-            "ceilings of this machine, medians of rounds:{ceilings}"
-        ))?;
+        output.line(ceilings)?;
         output.line(format_args!("{model} at {base_url}, seed {seed}"))?;
         output.line(LevelResult::HEADER)
     }
