@@ -47,6 +47,18 @@ pub enum FetchProgress {
     },
 }
 
+/// Where a model is, as far as can be told without a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// On this disk.
+    Here(PathBuf),
+    /// `resolve` will ask for it.
+    Remote {
+        /// Bytes to fetch, when a card says so.
+        num_bytes: Option<u64>,
+    },
+}
+
 /// Takes progress; called often, so it should be cheap.
 pub(crate) type ProgressSink<'a> = &'a mut dyn FnMut(FetchProgress);
 
@@ -159,9 +171,33 @@ pub fn resolve(spec: &str, progress: &mut dyn FnMut(FetchProgress)) -> Result<Pa
                 repository: id.repository(),
                 source,
             }),
-        None => Err(FetchError::Unknown {
-            spec: spec.to_owned(),
-            cards: card::names().join(", "),
-        }),
+        None => Err(unknown(spec)),
+    }
+}
+
+/// Where `resolve` will find a model; asks no network and fetches nothing.
+pub fn locate(spec: &str) -> Result<Location, FetchError> {
+    if let Some(card) = ModelCard::named(spec) {
+        let found = Cache::from_environment()?.find(&card);
+        return Ok(found.map_or(
+            Location::Remote {
+                num_bytes: Some(card.size),
+            },
+            Location::Here,
+        ));
+    }
+    if Path::new(spec).exists() {
+        return Ok(Location::Here(PathBuf::from(spec)));
+    }
+    match HubId::parse(spec) {
+        Some(_) => Ok(Location::Remote { num_bytes: None }),
+        None => Err(unknown(spec)),
+    }
+}
+
+fn unknown(spec: &str) -> FetchError {
+    FetchError::Unknown {
+        spec: spec.to_owned(),
+        cards: card::names().join(", "),
     }
 }

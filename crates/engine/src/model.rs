@@ -14,6 +14,7 @@ pub mod linear;
 pub mod memory;
 pub mod mlp;
 pub mod norm;
+pub mod token_cost;
 pub mod weight_reader;
 pub mod workspace;
 
@@ -24,6 +25,7 @@ use norm::Norm;
 use weight_reader::WeightReader;
 
 pub use memory::{MemoryNeeds, StepLimits};
+pub use token_cost::TokenCost;
 pub use weight_reader::ModelError;
 pub use workspace::{MAX_HEAD_ROWS, Workspace};
 

@@ -2,6 +2,8 @@
 //!
 //! Nothing here is resolved or checked beyond its type; `config` does that.
 
+mod bench;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +15,8 @@ use millpond_engine::llm::{EngineOptions, Limits};
 use crate::config::parse_isa;
 use crate::http::limits::{HttpLimits, seconds};
 use crate::telemetry::logs::LogFormat;
+
+pub use bench::{BenchArgs, BenchCommand, KernelArgs, OfflineArgs, ServerLoadArgs, Shape};
 
 /// Serves large language models; the same request with the same seed gives the same bytes.
 #[derive(Debug, Parser)]
@@ -40,6 +44,10 @@ pub enum Command {
     Pull(PullArgs),
     /// Show what a model file or folder holds
     Inspect(InspectArgs),
+    /// Measure kernels, a model or a server, beside the ceilings of this machine
+    Bench(BenchArgs),
+    /// Say whether this machine can serve, and with what
+    Doctor(DoctorArgs),
 }
 
 /// How to log.
@@ -67,7 +75,7 @@ pub struct EngineArgs {
     #[arg(long, env = "MILLPOND_THREADS")]
     pub threads: Option<usize>,
 
-    /// Instruction set of the kernels: portable or avx2 [default: the best one here; all give the same bytes]
+    /// Instruction set of the kernels: portable, avx2 or avx512 [default: the best one here; all give the same bytes]
     #[arg(long, env = "MILLPOND_ISA", value_parser = parse_isa)]
     pub isa: Option<Isa>,
 
@@ -269,6 +277,26 @@ pub struct InspectArgs {
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
+}
+
+/// `millpond doctor`
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// The model that is to be served
+    #[arg(long, short, env = "MILLPOND_MODEL", default_value = "default")]
+    pub model: String,
+
+    /// Worker threads [default: one per processor]
+    #[arg(long, env = "MILLPOND_THREADS")]
+    pub threads: Option<usize>,
+
+    /// Instruction set of the kernels [default: the best one here]
+    #[arg(long, env = "MILLPOND_ISA", value_parser = parse_isa)]
+    pub isa: Option<Isa>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[cfg(test)]

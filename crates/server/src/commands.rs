@@ -8,10 +8,15 @@ use millpond_engine::loader::LoadError;
 
 use crate::cli::{Cli, Command, LogArgs};
 use crate::telemetry::logs;
+use bench::StreamError;
 
+mod bench;
 mod chat;
 mod complete;
+mod doctor;
 mod inspect;
+mod lines;
+mod machine;
 mod model;
 mod progress;
 mod pull;
@@ -47,6 +52,14 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             start_logs(&log, "warn")?;
             inspect::run(&args)
         }
+        Command::Bench(args) => {
+            start_logs(&log, "warn")?;
+            bench::run(&args)
+        }
+        Command::Doctor(args) => {
+            start_logs(&log, "warn")?;
+            doctor::run(&args)
+        }
     }
 }
 
@@ -59,7 +72,7 @@ fn start_logs(log: &LogArgs, default_level: &str) -> anyhow::Result<()> {
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     let code = match () {
         () if error.is::<LoadError>() || error.is::<LoadFailure>() => EXIT_BAD_MODEL,
-        () if error.is::<FetchError>() => EXIT_UNAVAILABLE,
+        () if error.is::<FetchError>() || error.is::<StreamError>() => EXIT_UNAVAILABLE,
         () => 1,
     };
     ExitCode::from(code)

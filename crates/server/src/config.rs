@@ -5,20 +5,10 @@ use millpond_engine::llm::{EngineOptions, GenerationOptions, Limits};
 
 use crate::cli::{EngineArgs, RequestLimitArgs, SamplingArgs};
 
-/// Instruction sets by the names that people give them.
-const ISAS: &[(&str, Isa)] = &[
-    ("portable", Isa::Portable),
-    ("avx2", Isa::Avx2),
-    ("avx512", Isa::Avx512),
-];
-
 /// Reads the name of an instruction set.
 pub fn parse_isa(name: &str) -> Result<Isa, String> {
-    let found = ISAS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, isa)| *isa).ok_or_else(|| {
-        let names: Vec<&str> = ISAS.iter().map(|(name, _)| *name).collect();
-        format!("must be one of {}", names.join(", "))
-    })
+    let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+    found.ok_or_else(|| format!("must be one of {}", Isa::ALL.map(Isa::name).join(", ")))
 }
 
 impl EngineArgs {
@@ -83,7 +73,7 @@ mod tests {
         assert_eq!(parse_isa("avx2"), Ok(Isa::Avx2));
         assert_eq!(
             parse_isa("AVX9"),
-            Err("must be one of portable, avx2".to_owned())
+            Err("must be one of portable, avx2, avx512".to_owned())
         );
     }
 }

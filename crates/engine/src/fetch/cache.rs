@@ -45,6 +45,27 @@ impl Cache {
         }
     }
 
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The file of a card, if it is here. Asks no network.
+    pub fn find(&self, card: &ModelCard) -> Option<PathBuf> {
+        let place = self.folder.join(&card.file);
+        is_present(&place, card).then_some(place)
+    }
+
+    /// Fails when nothing could be fetched into the folder. A folder that does not exist is not made: the nearest
+    /// one above it decides.
+    pub fn check_writable(&self) -> Result<(), FetchError> {
+        let existing = self.folder.ancestors().find(|folder| folder.exists());
+        let existing = existing.unwrap_or(Path::new("."));
+        let probe = existing.join(format!(".millpond-{}", std::process::id()));
+        File::create_new(&probe).map_err(|error| unusable(existing, error))?;
+        std::fs::remove_file(&probe).map_err(|error| unusable(&probe, error))
+    }
+
     /// The file of a card, fetched if it is not here.
     pub fn card(
         &self,
@@ -78,14 +99,14 @@ impl Cache {
         progress: ProgressSink<'_>,
         get: Get<'_>,
     ) -> Result<PathBuf, FetchError> {
-        let place = self.folder.join(&card.file);
-        if is_present(&place, card) {
+        if let Some(place) = self.find(card) {
             return Ok(place);
         }
         let _lock = self.lock(card, progress)?;
-        if is_present(&place, card) {
+        if let Some(place) = self.find(card) {
             return Ok(place);
         }
+        let place = self.folder.join(&card.file);
         let workspace = Workspace::create(self.folder.join(format!("{}.fetching", card.file)))?;
         let file = try_sources(card, &workspace.folder, progress, get)?;
         std::fs::rename(&file, &place).map_err(|error| unusable(&place, error))?;
@@ -343,6 +364,34 @@ mod tests {
             .collect();
         left.sort();
         assert_eq!(left, ["model.gguf", "model.gguf.lock"]);
+    }
+
+    #[test]
+    fn a_folder_is_writable_when_something_could_be_made_in_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let missing = folder.path().join("a/b");
+        assert!(Cache::at(folder.path()).check_writable().is_ok());
+        assert!(Cache::at(&missing).check_writable().is_ok());
+        assert!(!missing.exists(), "a check makes nothing");
+        let file = folder.path().join("file");
+        std::fs::write(&file, CONTENT).expect("writable");
+        let error = Cache::at(file.join("b")).check_writable();
+        let error = error.expect_err("a file is no folder").to_string();
+        assert!(error.starts_with(&file.display().to_string()), "{error}");
+        let left = std::fs::read_dir(folder.path()).expect("a folder").count();
+        assert_eq!(left, 1, "the file alone");
+    }
+
+    #[test]
+    fn a_card_is_found_by_its_size() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (cache, card) = (Cache::at(folder.path()), card(1));
+        assert_eq!(cache.find(&card), None);
+        let place = folder.path().join(&card.file);
+        std::fs::write(&place, b"weight").expect("writable");
+        assert_eq!(cache.find(&card), None);
+        std::fs::write(&place, CONTENT).expect("writable");
+        assert_eq!(cache.find(&card), Some(place));
     }
 
     #[test]

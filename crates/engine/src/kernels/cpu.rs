@@ -5,6 +5,7 @@
 //! of a row in a batch changes a bit of its result.
 
 mod attention;
+pub mod ceilings;
 mod disjoint;
 mod elementwise;
 mod input;
@@ -20,6 +21,7 @@ mod simd;
 mod tests;
 
 use std::cell::RefCell;
+use std::fmt;
 use std::ops::Range;
 
 use half::f16;
@@ -50,13 +52,38 @@ pub enum Isa {
 impl Isa {
     /// All of them, from the slowest to the fastest.
     pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// What people and metrics call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// This processor has it.
+    pub fn is_available(self) -> bool {
+        Level::of(self).is_ok()
+    }
+
+    /// What kernels use unless they are told otherwise.
+    pub fn best() -> Self {
+        Level::detect().isa()
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Why kernels could not be set up or a tensor not be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The forced instruction set does not exist on this processor.
-    #[error("instruction set {0:?} is not available on this processor")]
+    #[error("instruction set {0} is not available on this processor")]
     IsaUnavailable(Isa),
     /// The operating system refused a worker thread.
     #[error("cannot start kernel threads: {0}")]

@@ -79,7 +79,7 @@ pub(super) fn load(
         fingerprint: format!("{}-cpu-{}", files.fingerprint, env!("CARGO_PKG_VERSION")),
         can_chat: template.is_some(),
         memory,
-        isa: format!("{:?}", kernels.isa()).to_lowercase(),
+        isa: kernels.isa().to_string(),
         num_threads: kernels.num_threads(),
     };
     let eos_tokens = files.config.eos_tokens.clone();

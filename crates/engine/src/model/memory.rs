@@ -61,7 +61,8 @@ fn is_quantised_in_layer(tensor: TensorInfo) -> bool {
     tensor.name.starts_with("layers.") && tensor.dtype.is_quantised()
 }
 
-fn packed_bytes(tensor: TensorInfo) -> u64 {
+/// A matrix as it will be packed, a vector in f32.
+pub(super) fn packed_bytes(tensor: TensorInfo) -> u64 {
     let as_stored = tensor.num_bytes;
     match tensor.shape.as_slice() {
         [out_features, in_features] => {

@@ -1,11 +1,11 @@
-//! The memory plan against what loading really takes.
+//! The memory plan and the cost of a token against what loading really takes.
 
 use std::path::Path;
 
 use crate::session::{fixture, smollm2};
-use millpond_engine::kernels::cpu::CpuKernels;
+use millpond_engine::kernels::cpu::{CpuKernels, PackedMatrix};
 use millpond_engine::loader::{self, Weights};
-use millpond_engine::model::{Decoder, MemoryNeeds, StepLimits};
+use millpond_engine::model::{Decoder, MemoryNeeds, StepLimits, TokenCost};
 
 fn check(path: &Path) {
     let files = loader::open(path).expect("the model opens");
@@ -39,4 +39,41 @@ fn loading_takes_what_the_plan_says() {
         check(&fixture("tiny").join(model));
     }
     check(&smollm2());
+}
+
+/// A token reads all matrices, but the embedding only when it is the head.
+fn check_cost(path: &Path) -> TokenCost {
+    let files = loader::open(path).expect("the model opens");
+    let cost = TokenCost::of(&files.config, &files.weights);
+    let matrices = files.weights.list().filter(|tensor| {
+        let is_read = files.config.tied_embeddings || tensor.name != "embed.weight";
+        tensor.shape.len() == 2 && is_read
+    });
+    let (mut num_bytes, mut num_elements) = (0, 0);
+    for matrix in matrices {
+        let (rows, columns) = (matrix.shape[0], matrix.shape[1]);
+        num_bytes += PackedMatrix::packed_bytes(matrix.dtype, rows, columns).expect("a known type");
+        num_elements += (rows * columns) as u64;
+    }
+    assert_eq!(
+        (cost.weight_bytes, cost.macs()),
+        (num_bytes, num_elements),
+        "{path:?}"
+    );
+    cost
+}
+
+#[test]
+fn a_token_reads_and_multiplies_every_weight_once() {
+    for model in ["llama", "mistral_sliding", "gemma3_text"] {
+        assert!(!check_cost(&fixture("tiny").join(model)).is_quantised);
+    }
+    let cost = check_cost(&smollm2());
+    let (width, inner, kv_width, vocabulary) = (576, 1536, 192, 49_152);
+    let layer = 2 * width * (width + kv_width) + 3 * width * inner;
+    assert_eq!(
+        (cost.layer_macs, cost.head_macs),
+        (30 * layer, width * vocabulary)
+    );
+    assert!(cost.is_quantised);
 }

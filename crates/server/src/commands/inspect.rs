@@ -12,6 +12,7 @@ use millpond_engine::model::{MemoryNeeds, StepLimits};
 use millpond_scheduler::config::BLOCK_SIZE;
 use serde_json::{Value, json};
 
+use super::lines::Lines;
 use super::model::{describe_memory, mebibytes};
 use crate::cli::InspectArgs;
 
@@ -30,7 +31,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The memory for one sequence of full length; `None` for a model that we cannot run.
-fn memory_plan(path: &Path, inspection: &Inspection) -> Option<MemoryPlan> {
+pub fn memory_plan(path: &Path, inspection: &Inspection) -> Option<MemoryPlan> {
     let config = inspection.model.as_ref().ok()?;
     let files = loader::open(path).ok()?;
     let limits = StepLimits {
@@ -41,30 +42,8 @@ fn memory_plan(path: &Path, inspection: &Inspection) -> Option<MemoryPlan> {
     Some(needs.plan(config.max_context.div_ceil(BLOCK_SIZE)))
 }
 
-/// Aligned lines of names and values.
-struct Lines(String);
-
-impl Lines {
-    fn add(&mut self, name: &str, value: impl std::fmt::Display) {
-        let value = value.to_string();
-        let safe: String = value.chars().map(replace_control).collect();
-        self.0.push_str(&format!("{name:<16} {safe}\n"));
-    }
-
-    fn add_if(&mut self, name: &str, value: Option<impl std::fmt::Display>) {
-        if let Some(value) = value {
-            self.add(name, value);
-        }
-    }
-}
-
-/// Names in files come from strangers.
-fn replace_control(char: char) -> char {
-    if char.is_control() { '\u{FFFD}' } else { char }
-}
-
 fn to_text(inspection: &Inspection, plan: Option<MemoryPlan>, list_tensors: bool) -> String {
-    let mut lines = Lines(String::new());
+    let mut lines = Lines::default();
     lines.add("name", &inspection.name);
     lines.add("format", format_name(inspection.format));
     lines.add_if("architecture", inspection.architecture.as_ref());
@@ -95,7 +74,7 @@ fn to_text(inspection: &Inspection, plan: Option<MemoryPlan>, list_tensors: bool
             lines.add("tensor", describe_tensor(tensor));
         }
     }
-    lines.0
+    lines.into_text()
 }
 
 fn add_text_parts(inspection: &Inspection, lines: &mut Lines) {

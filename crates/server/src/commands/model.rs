@@ -8,7 +8,7 @@ use millpond_engine::llm::{EngineOptions, Llm, MemoryPlan};
 use super::progress::{FetchBar, LoadBar};
 
 /// The model that needs no file.
-const MOCK: &str = "mock";
+pub const MOCK: &str = "mock";
 
 /// Fetches a model if it is not here yet.
 pub fn fetch(spec: &str) -> Result<PathBuf, FetchError> {

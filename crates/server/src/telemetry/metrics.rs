@@ -36,6 +36,7 @@ pub struct Metrics {
     registry: Registry,
     model: String,
     cache: CacheConfig,
+    kernels: KernelConfig,
     /// Fed as requests go by.
     pub requests: RequestMetrics,
 }
@@ -45,6 +46,12 @@ struct CacheConfig {
     block_size: u32,
     num_blocks: u32,
     prefix_cache: bool,
+}
+
+/// What `kernels_info` tells.
+struct KernelConfig {
+    isa: String,
+    num_threads: usize,
 }
 
 /// Fed as requests go by. Cheap to clone.
@@ -154,6 +161,10 @@ impl Metrics {
                 num_blocks: info.memory.num_blocks,
                 prefix_cache,
             },
+            kernels: KernelConfig {
+                isa: info.isa.clone(),
+                num_threads: info.num_threads,
+            },
             registry,
         })
     }
@@ -162,6 +173,7 @@ impl Metrics {
     pub fn render(&self, stats: &EngineStats) -> prometheus::Result<String> {
         let mut families = self.registry.gather();
         families.extend(engine::families(&self.model, &self.cache, stats));
+        families.push(engine::kernels(&self.model, &self.kernels));
         families.sort_by(|left, right| left.name().cmp(right.name()));
         TextEncoder::new().encode_to_string(&families)
     }

@@ -2,6 +2,7 @@
 //!
 //! Ids such as A-T01 name the scenarios that a test stands for.
 
+mod bench;
 mod bodies;
 mod chat;
 mod command_line;

@@ -49,6 +49,9 @@ const LABELLED: &[(&str, &str, &[&str])] = &[
     ),
     ("vllm:cache_config_info", "block_size", &["16"]),
     ("vllm:lora_requests_info", "max_lora", &["0"]),
+    // The mock model has no kernels.
+    ("millpond:kernels_info", "isa", &["none"]),
+    ("millpond:kernels_info", "threads", &["1"]),
 ];
 
 const FIRST_TOKEN: &str = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560 +Inf";

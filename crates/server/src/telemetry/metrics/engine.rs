@@ -5,7 +5,7 @@ use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
 };
 
-use super::{CacheConfig, ENGINE};
+use super::{CacheConfig, ENGINE, KernelConfig};
 use crate::app::unix_seconds;
 
 /// All families that come from the engine.
@@ -16,6 +16,16 @@ pub(super) fn families(model: &str, cache: &CacheConfig, stats: &EngineStats) ->
     all.extend(families.tokens(stats));
     all.extend(families.absent_features());
     all
+}
+
+/// Which kernels run: a name of our own, since vLLM has none for it.
+pub(super) fn kernels(model: &str, kernels: &KernelConfig) -> MetricFamily {
+    let num_threads = kernels.num_threads.to_string();
+    Families { model }.gauges(
+        "millpond:kernels_info",
+        "Instruction set and threads of the kernels; the value is 1.",
+        &[(&[("isa", &kernels.isa), ("threads", &num_threads)], 1.0)],
+    )
 }
 
 /// Builds families with the labels that all share.
