@@ -155,6 +155,7 @@ impl Bench {
                 let output = MatmulOutput {
                     weight,
                     bias: None,
+                    add: false,
                     out: &mut out,
                 };
                 kernels.matmul(&input, &mut [output]);
