@@ -330,6 +330,21 @@ pub(super) fn store_partial<S: Simd>(simd: S, lanes: S::Floats, to: &mut [f32]) 
     to.copy_from_slice(&padded[..len]);
 }
 
+/// Asks for what lies `distance` elements behind the first of `memory`, which is read soon if it is there:
+/// panels follow each other. Changes nothing but time.
+#[inline(always)]
+pub(super) fn prefetch_behind<T>(memory: &[T], distance: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let start = memory.as_ptr().wrapping_add(distance).cast::<i8>();
+        // SAFETY: a prefetch reads nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(line)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (memory, distance);
+}
+
 /// Asks for memory that is read soon. Changes nothing but time.
 #[inline(always)]
 pub(super) fn prefetch<T>(memory: &[T]) {

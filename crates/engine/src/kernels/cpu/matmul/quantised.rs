@@ -11,7 +11,7 @@ use super::super::input::{GROUP, Halves, MatmulInput, QuantGroup};
 use super::super::pack::{
     FactorPanels, Factors, IntegerPanels, QuantKind, QuantPanel, QuantPanels,
 };
-use super::super::simd::{Element, Level, Simd, instantiate};
+use super::super::simd::{Element, Level, Simd, instantiate, prefetch_behind};
 use super::{Product, Tile};
 
 /// Quantised weights of one matrix with factors of type F, and where their products go.
@@ -60,6 +60,10 @@ instantiate! {
         = tile_body::<_, K>
 }
 
+/// Blocks of 32 k between what is multiplied and what is asked for from memory: with eight rows about the time
+/// that memory takes to answer.
+const AHEAD: usize = 16;
+
 /// Some rows of a group.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
@@ -85,6 +89,10 @@ impl<'a> Rows<'a> {
 trait Kind {
     /// What scales and mins are stored as.
     type Factor: Element;
+    /// Units in 32 k.
+    const UNITS: usize;
+    /// Scales in 32 k.
+    const SCALES: usize;
 
     fn add_block<S: Simd, const R: usize>(
         s: S,
@@ -133,6 +141,8 @@ fn quant_step<S: Simd, K: Kind, const R: usize>(
     };
     let mut sums = [s.splat(0.0); R];
     for block in 0..rows.group.quants.len() {
+        prefetch_behind(&panel.units[block * K::UNITS..], AHEAD * K::UNITS);
+        prefetch_behind(&panel.scales[block * K::SCALES..], AHEAD * K::SCALES);
         K::add_block(s, &panel, rows, block, &mut sums);
     }
     for r in 0..R {
@@ -151,6 +161,8 @@ struct I8<F>(PhantomData<F>);
 
 impl<F: Element> Kind for U4<F> {
     type Factor = F;
+    const UNITS: usize = 1;
+    const SCALES: usize = 1;
 
     #[inline(always)]
     fn add_block<S: Simd, const R: usize>(
@@ -167,6 +179,8 @@ impl<F: Element> Kind for U4<F> {
 
 impl<F: Element> Kind for I4<F> {
     type Factor = F;
+    const UNITS: usize = 1;
+    const SCALES: usize = 1;
 
     #[inline(always)]
     fn add_block<S: Simd, const R: usize>(
@@ -184,6 +198,8 @@ impl<F: Element> Kind for I4<F> {
 
 impl<F: Element> Kind for U5<F> {
     type Factor = F;
+    const UNITS: usize = 1;
+    const SCALES: usize = 1;
 
     #[inline(always)]
     fn add_block<S: Simd, const R: usize>(
@@ -201,6 +217,8 @@ impl<F: Element> Kind for U5<F> {
 
 impl<F: Element> Kind for I5<F> {
     type Factor = F;
+    const UNITS: usize = 1;
+    const SCALES: usize = 1;
 
     #[inline(always)]
     fn add_block<S: Simd, const R: usize>(
@@ -219,6 +237,8 @@ impl<F: Element> Kind for I5<F> {
 
 impl<F: Element> Kind for I8<F> {
     type Factor = F;
+    const UNITS: usize = 2;
+    const SCALES: usize = 1;
 
     #[inline(always)]
     fn add_block<S: Simd, const R: usize>(
@@ -241,6 +261,8 @@ impl<F: Element> Kind for I8<F> {
 
 impl<F: Element> Kind for I6Half<F> {
     type Factor = F;
+    const UNITS: usize = 2;
+    const SCALES: usize = 2;
 
     #[inline(always)]
     fn add_block<S: Simd, const R: usize>(
