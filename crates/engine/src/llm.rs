@@ -77,7 +77,7 @@ impl Default for EngineOptions {
             isa: None,
             kv_tokens: None,
             max_context: None,
-            max_batch_tokens: 256,
+            max_batch_tokens: 128,
             max_sequences: 64,
             max_waiting: 1024,
             prefix_cache: true,
