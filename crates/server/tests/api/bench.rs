@@ -30,12 +30,16 @@ fn document(arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// A run that must fail, with one line that holds `expected`.
+/// A run that must fail, with an error that holds `expected` and no reason twice.
 fn refused(arguments: &[&str], code: i32, expected: &str) {
     let output = run_with(&[], arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
     assert!(error.contains(expected), "{arguments:?}: {error}");
+    assert!(
+        error.matches("os error").count() <= 1,
+        "{arguments:?}: {error}"
+    );
 }
 
 /// A rate that was measured: positive, and its median within its range.
@@ -159,7 +163,7 @@ async fn requests_that_fail_are_counted_and_the_run_fails() {
         "--streams",
         "16",
         "--output-tokens",
-        "400",
+        "4000",
     ];
     let output = run_with(&[], &[&arguments[..], &SMALL].concat());
     let error = String::from_utf8_lossy(&output.stderr);

@@ -34,15 +34,15 @@ pub enum StreamError {
     #[error("--api-key: holds characters that no header may have")]
     BadKey,
     /// Nobody listens there.
-    #[error("no server at {address}: {source}")]
+    #[error("no server at {address}: {problem}")]
     Unreachable {
         /// Host and port.
         address: String,
         /// What the system said.
-        source: std::io::Error,
+        problem: std::io::Error,
     },
     /// The connection broke.
-    #[error("the connection broke: {0}")]
+    #[error("the connection broke")]
     Broken(#[from] hyper::Error),
     /// It took too long.
     #[error("no complete answer within {0} s (--timeout)")]
@@ -298,9 +298,9 @@ impl Endpoint {
         &self,
         connections: &mut JoinSet<()>,
     ) -> Result<SendRequest<Full<Bytes>>, StreamError> {
-        let unreachable = |source| StreamError::Unreachable {
+        let unreachable = |problem| StreamError::Unreachable {
             address: self.address.clone(),
-            source,
+            problem,
         };
         let stream = TcpStream::connect(&self.address)
             .await
