@@ -58,7 +58,14 @@ pub(super) struct Memory {
     workers: Vec<Mutex<Scratch>>,
     /// Tokens that share loads.
     token_groups: Vec<Range<usize>>,
-    /// (group, split), all splits of a group in a row, when splits are spread over threads.
+    /// For calls that spread splits over threads.
+    spread: Spread,
+}
+
+/// Splits that are indices of their own.
+#[derive(Default)]
+struct Spread {
+    /// (group, split), all splits of a group in a row.
     pieces: Vec<(usize, usize)>,
     /// Their results.
     partials: Vec<Mutex<Partial>>,
@@ -69,8 +76,7 @@ impl Memory {
         Memory {
             workers: (0..num_threads).map(|_| Mutex::default()).collect(),
             token_groups: Vec::new(),
-            pieces: Vec::new(),
-            partials: Vec::new(),
+            spread: Spread::default(),
         }
     }
 }
@@ -136,8 +142,8 @@ fn attend_typed<T: Element>(
     };
     let num_threads = kernels.num_threads();
     if num_threads > 1 && groups.len() < MIN_GROUPS_PER_THREAD * num_threads {
-        let (pieces, partials) = (&mut memory.pieces, &mut memory.partials);
-        attend_spread(kernels, &groups, (&memory.workers, pieces, partials), out);
+        let memory = (memory.workers.as_slice(), &mut memory.spread);
+        attend_spread(kernels, &groups, memory, out);
     } else {
         let workers = memory.workers.as_slice();
         kernels.for_each_worker(groups.len(), &|worker, index| {
@@ -153,13 +159,10 @@ fn attend_typed<T: Element>(
 fn attend_spread<T: Element>(
     kernels: &CpuKernels,
     groups: &Groups<'_, T>,
-    (workers, pieces, partials): (
-        &[Mutex<Scratch>],
-        &mut Vec<(usize, usize)>,
-        &mut Vec<Mutex<Partial>>,
-    ),
+    (workers, spread): (&[Mutex<Scratch>], &mut Spread),
     out: &Disjoint<'_, f32>,
 ) {
+    let Spread { pieces, partials } = spread;
     pieces.clear();
     for index in 0..groups.len() {
         let splits = groups.get(index).splits();

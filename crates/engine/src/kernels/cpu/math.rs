@@ -122,10 +122,7 @@ pub(super) fn exp_lanes<S: Simd>(s: S, x: S::Floats) -> S::Floats {
     let r = s.mul_add(n, s.splat(-LN2_LOW), r);
     let p = s.mul_add(polynomial(s, r, &EXP), s.mul(r, r), r);
     let p = s.add(p, s.splat(1.0));
-    // 2^128 is no float: scale in two steps.
-    let half = s.round(s.mul(n, s.splat(0.5)));
-    let scaled = s.mul(s.mul(p, s.pow2(half)), s.pow2(s.sub(n, half)));
-    s.select_less((x, s.splat(EXP_MIN)), s.splat(0.0), scaled)
+    s.select_less((x, s.splat(EXP_MIN)), s.splat(0.0), s.scale(p, n))
 }
 
 /// Natural logarithm in lanes.

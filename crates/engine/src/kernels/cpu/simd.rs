@@ -74,8 +74,8 @@ pub(super) trait Simd: Copy {
     ) -> Self::Floats;
     /// The nearest integer, halves to even.
     fn round(self, a: Self::Floats) -> Self::Floats;
-    /// 2^n for integral n in −126..=127; anything for other n.
-    fn pow2(self, n: Self::Floats) -> Self::Floats;
+    /// a · 2^n for integral n in −127..=128, rounded once; anything for other n.
+    fn scale(self, a: Self::Floats, n: Self::Floats) -> Self::Floats;
     /// (m, e) with a = m · 2^e and m in [√½, √2), for finite normal a > 0; anything for others.
     fn split_exponent(self, a: Self::Floats) -> (Self::Floats, Self::Floats);
     /// Sum of the lanes: 8 apart, then 4, 2 and 1.

@@ -161,8 +161,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn pow2(self, n: Self::Floats) -> Self::Floats {
-        with!(self, [pow2(n[0]), pow2(n[1])])
+    fn scale(self, a: Self::Floats, n: Self::Floats) -> Self::Floats {
+        // 2^128 is no float: two steps, of which only the last can round.
+        let half = self.round(self.mul(n, self.splat(0.5)));
+        let rest = self.sub(n, half);
+        with!(self, {
+            let first = self.mul(a, [pow2(half[0]), pow2(half[1])]);
+            self.mul(first, [pow2(rest[0]), pow2(rest[1])])
+        })
     }
 
     #[inline(always)]

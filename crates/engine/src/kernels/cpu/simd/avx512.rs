@@ -1,10 +1,5 @@
 //! The lanes as one AVX-512 register, with the byte dot products of VNNI.
 
-#![expect(
-    clippy::needless_range_loop,
-    reason = "sums and rows of activations are walked side by side"
-)]
-
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
@@ -139,11 +134,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn pow2(self, n: __m512) -> __m512 {
-        with!(self, {
-            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-        })
+    fn scale(self, a: __m512, n: __m512) -> __m512 {
+        with!(self, _mm512_scalef_ps(a, n))
     }
 
     #[inline(always)]

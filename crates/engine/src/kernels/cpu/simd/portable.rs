@@ -100,8 +100,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn pow2(self, n: Self::Floats) -> Self::Floats {
-        n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) << 23) as u32))
+    fn scale(self, a: Self::Floats, n: Self::Floats) -> Self::Floats {
+        // 2^128 is no float: two steps, of which only the last can round.
+        let pow2 = |n: f32| f32::from_bits(((n as i32).wrapping_add(127) << 23) as u32);
+        from_fn(|i| {
+            let half = (n[i] * 0.5).round_ties_even();
+            a[i] * pow2(half) * pow2(n[i] - half)
+        })
     }
 
     #[inline(always)]
