@@ -66,6 +66,7 @@ pub mod request;
 pub mod roster;
 pub mod scheduler;
 pub mod sequence;
+pub mod sim;
 pub mod stats;
 pub mod time;
 pub mod waiting_queue;

@@ -1,0 +1,8 @@
+//! Simulation: the production scheduler under virtual time, with costs, faults and workloads as data.
+//!
+//! No file, clock or thread lives here; the same seed gives the same run, event for event.
+
+pub mod cost_model;
+pub mod dice;
+pub mod histogram;
+pub mod workload;
