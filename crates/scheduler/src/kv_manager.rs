@@ -180,6 +180,12 @@ impl KvManager {
         }
     }
 
+    /// Evicts until at most `num_blocks` blocks are cached, or nothing that is cached may go.
+    pub fn shrink_cache(&mut self, num_blocks: u32) {
+        let num_cached = |counts: BlockCounts| counts.cached_evictable + counts.cached_pinned;
+        while num_cached(self.counts()) > num_blocks && self.evict() {}
+    }
+
     /// Does this manager publish at all?
     pub fn publishes(&self) -> bool {
         self.prefix_cache
@@ -218,12 +224,20 @@ impl KvManager {
     }
 
     fn allocate(&mut self) -> Option<BlockId> {
-        if self.counts().free == 0 {
-            let block = self.radix.evict(&self.pool)?;
-            self.pool.evict(block);
-            self.num_evicted += 1;
+        if self.counts().free == 0 && !self.evict() {
+            return None;
         }
         self.pool.allocate()
+    }
+
+    /// Frees the cached block that the policy gives up first; false when none may go.
+    fn evict(&mut self) -> bool {
+        let Some(block) = self.radix.evict(&self.pool) else {
+            return false;
+        };
+        self.pool.evict(block);
+        self.num_evicted += 1;
+        true
     }
 
     fn hold(&mut self, block: BlockId) {

@@ -2,7 +2,12 @@
 //!
 //! No file, clock or thread lives here; the same seed gives the same run, event for event.
 
+pub mod agenda;
 pub mod cost_model;
 pub mod dice;
 pub mod histogram;
+pub mod hit_rate;
+pub mod journal;
+pub mod link;
+pub mod report;
 pub mod workload;
