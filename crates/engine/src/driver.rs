@@ -290,6 +290,11 @@ impl<R: ModelRunner> Driver<R> {
                         self.streams.remove(&request);
                     }
                 }
+                // This worker does all of a request: it neither offers nor receives.
+                Event::Prefilled { .. }
+                | Event::OfferExpired { .. }
+                | Event::Reserved { .. }
+                | Event::TransferExpired { .. } => {}
             }
         }
     }

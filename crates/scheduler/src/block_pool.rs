@@ -1,4 +1,4 @@
-//! Which block is free, private to sequences, or cached. The only creator of block ids (A2).
+//! Which block is free, private to sequences, in transfer, or cached. The only creator of block ids (A2).
 //!
 //! It knows no token and no sequence: who holds a block, and why a cached one may go, is decided above.
 
@@ -20,6 +20,8 @@ pub enum BlockState {
         /// How many hold it; may be 0.
         holders: u32,
     },
+    /// Held by one sequence and being filled from another worker; neither shared nor matchable.
+    InTransfer,
 }
 
 /// What became of a block when one of its holders let go.
@@ -82,7 +84,9 @@ impl BlockPool {
     /// One more holder for a block that is private or cached.
     pub fn hold(&mut self, block: BlockId) {
         let next = match self.state(block) {
-            BlockState::Free => panic!("{block:?} is free and cannot be held"),
+            BlockState::Free | BlockState::InTransfer => {
+                panic!("{block:?} has no contents and cannot be held by one more")
+            }
             BlockState::Private { holders } => BlockState::Private {
                 holders: holders + 1,
             },
@@ -99,7 +103,7 @@ impl BlockPool {
             BlockState::Free | BlockState::Cached { holders: 0 } => {
                 panic!("{block:?} has no holder to release it")
             }
-            BlockState::Private { holders: 0 | 1 } => {
+            BlockState::Private { holders: 0 | 1 } | BlockState::InTransfer => {
                 self.make_free(block);
                 Released::Freed
             }
@@ -127,10 +131,30 @@ impl BlockPool {
     pub fn publish(&mut self, block: BlockId) {
         match self.state(block) {
             BlockState::Private { holders } => self.set(block, BlockState::Cached { holders }),
-            BlockState::Free | BlockState::Cached { .. } => {
+            BlockState::Free | BlockState::Cached { .. } | BlockState::InTransfer => {
                 panic!("{block:?} is not private and cannot be published")
             }
         }
+    }
+
+    /// A block that its only holder just got is to be filled from another worker.
+    pub fn begin_transfer(&mut self, block: BlockId) {
+        assert_eq!(
+            self.state(block),
+            BlockState::Private { holders: 1 },
+            "{block:?} is not its holder's alone and cannot be filled from elsewhere"
+        );
+        self.set(block, BlockState::InTransfer);
+    }
+
+    /// Nothing is written to the block from elsewhere any more; its holder keeps it.
+    pub fn end_transfer(&mut self, block: BlockId) {
+        assert_eq!(
+            self.state(block),
+            BlockState::InTransfer,
+            "{block:?} is not in transfer"
+        );
+        self.set(block, BlockState::Private { holders: 1 });
     }
 
     /// A cached block that nobody holds left the radix cache.
@@ -182,6 +206,7 @@ fn count_of(counts: &mut BlockCounts, state: BlockState) -> &mut u32 {
         BlockState::Private { .. } => &mut counts.active,
         BlockState::Cached { holders: 0 } => &mut counts.cached_evictable,
         BlockState::Cached { .. } => &mut counts.cached_pinned,
+        BlockState::InTransfer => &mut counts.in_transfer,
     }
 }
 
@@ -220,6 +245,31 @@ mod tests {
         assert_eq!(pool.release(block), Released::StillHeld);
         assert_eq!(pool.release(block), Released::Freed);
         assert_eq!(pool.allocate(), Some(block));
+    }
+
+    #[test]
+    fn a_block_in_transfer_is_its_holders_alone() {
+        let mut pool = BlockPool::new(2);
+        let kept = pool.allocate().expect("two are free");
+        let lost = pool.allocate().expect("one is free");
+        pool.begin_transfer(kept);
+        pool.begin_transfer(lost);
+        assert_eq!(pool.counts().in_transfer, 2);
+        assert_eq!(counts(&pool), [0, 0, 0, 0]);
+        pool.end_transfer(kept);
+        assert_eq!(pool.release(lost), Released::Freed);
+        assert_eq!(counts(&pool), [1, 1, 0, 0]);
+        pool.publish(kept);
+        assert_eq!(counts(&pool), [1, 0, 0, 1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "cannot be published")]
+    fn a_block_in_transfer_is_not_published() {
+        let mut pool = BlockPool::new(1);
+        let block = pool.allocate().expect("one is free");
+        pool.begin_transfer(block);
+        pool.publish(block);
     }
 
     #[test]

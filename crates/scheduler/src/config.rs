@@ -2,8 +2,26 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::time::Span;
+
 /// Tokens per KV block. The kernels' key layout depends on it (16 virtual lanes).
 pub const BLOCK_SIZE: u32 = 16;
+
+/// How long blocks are held for a transfer that does not end.
+const TRANSFER_LEASE: Span = Span::from_secs(30);
+
+/// What a worker does with a sequence whose prompt is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It goes on to the end.
+    #[default]
+    Aggregated,
+    /// It stops after the first token and holds the blocks for another worker to fetch.
+    Prefill,
+    /// It goes on to the end, and mostly gets sequences that a prefill worker began.
+    Decode,
+}
 
 /// Limits and switches of a `Scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +42,16 @@ pub struct SchedulerConfig {
     pub prefix_cache: bool,
     /// Copy the matching part of a partly matching block, so that hits count in tokens.
     pub partial_copies: bool,
+    /// What it does with a sequence whose prompt is computed.
+    #[serde(default)]
+    pub role: Role,
+    /// Blocks offered to another worker, or reserved for what comes from one, are held no longer than this.
+    #[serde(default = "transfer_lease")]
+    pub transfer_lease: Span,
+}
+
+fn transfer_lease() -> Span {
+    TRANSFER_LEASE
 }
 
 impl Default for SchedulerConfig {
@@ -37,6 +65,8 @@ impl Default for SchedulerConfig {
             max_context: 8192,
             prefix_cache: true,
             partial_copies: true,
+            role: Role::Aggregated,
+            transfer_lease: TRANSFER_LEASE,
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct KvManager {
     now: Tick,
     /// Sources of the copies in the plan in flight, held so that nobody overwrites them.
     copy_sources: Vec<BlockId>,
+    /// Their targets, which no other copy of the same plan may read.
+    copy_targets: Vec<BlockId>,
     num_evicted: u64,
 }
 
@@ -56,6 +58,7 @@ impl KvManager {
             radix: RadixCache::new(config.num_blocks, config.block_size),
             now: Tick(0),
             copy_sources: Vec::new(),
+            copy_targets: Vec::new(),
             num_evicted: 0,
         }
     }
@@ -135,9 +138,12 @@ impl KvManager {
             self.extend(table, num_blocks),
             "a claim is made only after left_after approved it"
         );
-        start.copy.map(|copy| BlockCopy {
+        let copy = start.copy?;
+        let to = table[start.shared.len()];
+        self.copy_targets.push(to);
+        Some(BlockCopy {
             from: copy.block,
-            to: table[start.shared.len()],
+            to,
             num_tokens: copy.num_tokens,
         })
     }
@@ -186,6 +192,20 @@ impl KvManager {
         while num_cached(self.counts()) > num_blocks && self.evict() {}
     }
 
+    /// The `blocks`, just claimed and nobody else's, are to be filled from another worker.
+    pub fn begin_transfer(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
+            self.pool.begin_transfer(block);
+        }
+    }
+
+    /// Nothing is written to the `blocks` from elsewhere any more.
+    pub fn end_transfer(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
+            self.pool.end_transfer(block);
+        }
+    }
+
     /// Does this manager publish at all?
     pub fn publishes(&self) -> bool {
         self.prefix_cache
@@ -202,9 +222,15 @@ impl KvManager {
     /// The copies of the last plan are done or void.
     pub fn release_copy_sources(&mut self) {
         self.now.0 += 1;
+        self.copy_targets.clear();
         while let Some(block) = self.copy_sources.pop() {
             self.let_go(block);
         }
+    }
+
+    /// Does a copy of the plan in flight write to `block`? Then its contents cannot be copied yet.
+    pub fn is_copy_target(&self, block: BlockId) -> bool {
+        self.copy_targets.contains(&block)
     }
 
     /// Sources of the copies in flight.

@@ -69,9 +69,10 @@ pub mod sequence;
 pub mod sim;
 pub mod stats;
 pub mod time;
+pub mod transfer;
 pub mod waiting_queue;
 
-pub use config::{ConfigError, SchedulerConfig};
+pub use config::{ConfigError, Role, SchedulerConfig};
 pub use plan::{
     BatchPlan, BlockCopy, BlockId, Event, ModelOutput, OutputRow, PositionLogprobs, Row,
     RowVerdict, Span32, StartedSequence, Summary, TokenLogprob,
@@ -81,6 +82,8 @@ pub use request::{
     CacheSalt, DeadlineKind, Deadlines, FinishReason, Request, RequestId, RowError, SamplingParams,
     SequenceId, StopCause, StopConditions, TokenId,
 };
-pub use scheduler::{AddError, ForkError, Scheduler};
+pub use scheduler::{AddError, ForkError, ReceiveError, Scheduler};
+pub use sequence::Progress;
 pub use stats::{BlockCounts, Counters, SchedulerStats};
 pub use time::{Span, Timestamp};
+pub use transfer::{Arrival, OfferedBlocks, Source, Ticket, TransferId, TransferOutcome};

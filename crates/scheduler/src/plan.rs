@@ -8,7 +8,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::request::{FinishReason, Request, RequestId, RowError, SequenceId, TokenId};
+use crate::sequence::Progress;
 use crate::time::{Span, Timestamp};
+use crate::transfer::Ticket;
 
 /// A KV block. Only `BlockPool` makes them (A2).
 #[derive(
@@ -99,7 +101,7 @@ pub struct StartedSequence {
     pub request: Arc<Request>,
     /// Which choice of the request, from 0.
     pub choice: u32,
-    /// Output tokens committed before (not empty only after preemption).
+    /// Output tokens committed before: not empty after preemption, or when another worker began.
     pub output: Vec<TokenId>,
 }
 
@@ -207,7 +209,7 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// What `Scheduler::commit`, `abort` and expired deadlines report, in order.
+/// What `Scheduler::schedule`, `commit`, `abort` and expired deadlines and leases report, in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// The first `num_tokens` tokens of row `row` were accepted.
@@ -220,6 +222,54 @@ pub enum Event {
         row: u32,
         /// Accepted tokens: less than the row's when a stop condition was met inside it.
         num_tokens: u32,
+    },
+    /// A prefill worker has done its part: nothing follows but that the offer ends. It ends by
+    /// `release_offer`, `OfferExpired` or `Finished`, whichever comes first.
+    Prefilled {
+        /// Whose request.
+        request: RequestId,
+        /// Which choice.
+        choice: u32,
+        /// Under which name its blocks can be asked for here.
+        sequence: SequenceId,
+        /// Leading tokens of prompt and output whose keys and values it has.
+        num_tokens: u32,
+        /// Counts and times so far.
+        progress: Progress,
+    },
+    /// A prefill worker waited long enough; the blocks are gone.
+    OfferExpired {
+        /// Whose request.
+        request: RequestId,
+        /// Which choice.
+        choice: u32,
+        /// Its name here.
+        sequence: SequenceId,
+    },
+    /// A sequence that came with a source was let in and has blocks for every token of it.
+    ///
+    /// It runs when `transfer_finished` says that `blocks` are filled; if there are none to fill it runs
+    /// already, and the ticket is worth nothing.
+    Reserved {
+        /// Whose request.
+        request: RequestId,
+        /// Which choice.
+        choice: u32,
+        /// Under which the blocks are to come.
+        ticket: Ticket,
+        /// Index of the first of `blocks` in the block tables of both workers.
+        first_block: u32,
+        /// Those to fill, in order. Ask `is_receiving` before every write.
+        blocks: Vec<BlockId>,
+    },
+    /// A sequence waited long enough for its blocks and computes what it lacks.
+    TransferExpired {
+        /// Whose request.
+        request: RequestId,
+        /// Which choice.
+        choice: u32,
+        /// Worth nothing from now on.
+        ticket: Ticket,
     },
     /// A sequence reached its end; nothing about it follows.
     Finished {

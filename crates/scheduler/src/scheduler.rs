@@ -1,4 +1,4 @@
-//! The state machine: add, fork, abort, schedule, commit, next_deadline.
+//! The state machine: add, receive, fork, abort, schedule, commit, next_deadline.
 //!
 //! It never runs a model, reads a clock or waits. Whoever owns the loop calls `schedule`, lets a
 //! `ModelRunner` execute the plan, and hands the result to `commit`. Batching is stall-free (Sarathi-Serve,
@@ -8,6 +8,7 @@ mod admission;
 mod commit;
 mod decode;
 mod ending;
+mod handoff;
 mod invariants;
 mod preemption;
 mod prefill;
@@ -22,18 +23,18 @@ use crate::kv_manager::{KvManager, Start};
 use crate::plan::{BatchPlan, Event, ModelOutput};
 use crate::request::{FinishReason, Request, RequestId, RowError, SequenceId, TokenId};
 use crate::roster::Roster;
-use crate::sequence::SequenceIndex;
+use crate::sequence::{Due, SequenceIndex};
 use crate::stats::{Counters, SchedulerStats};
 use crate::time::Timestamp;
 
 use commit::Executed;
-pub use refusal::{AddError, ForkError};
+pub use refusal::{AddError, ForkError, ReceiveError};
 
 /// Decides which tokens of which sequences run next and where their keys and values live.
 ///
 /// At most one plan is in flight: after `schedule` gave a plan with rows, call `commit` or `fail_step`
-/// with that plan before the next `schedule` (which panics otherwise). `add`, `fork` and `abort` may
-/// come at any time. A plan without rows needs no commit.
+/// with that plan before the next `schedule` (which panics otherwise). Everything else may come at any
+/// time. A plan without rows needs no commit.
 pub struct Scheduler {
     config: SchedulerConfig,
     kv: KvManager,
@@ -124,7 +125,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends what is past its deadline, then fills `plan` with the next step. `events` is appended to.
+    /// Ends what is past its deadline or lease, then fills `plan` with the next step. `events` is appended to.
     ///
     /// Panics if the last plan had rows and was neither committed nor failed.
     pub fn schedule(&mut self, now: Timestamp, plan: &mut BatchPlan, events: &mut Vec<Event>) {
@@ -140,12 +141,17 @@ impl Scheduler {
         self.plan_prefills(&mut budget, plan);
         // Blocks are short: whoever came in now would push out the next one.
         if num_preempted == 0 {
-            self.admit(&mut budget, now, plan);
+            self.admit(&mut budget, now, plan, events);
+        }
+        if !plan.started.is_empty() {
+            self.set_memory_aside(plan);
         }
         self.seal(plan);
     }
 
     /// Takes in what came out of `plan`. `events` is appended to, in the order of the rows.
+    ///
+    /// On a prefill worker, a sequence that goes on after its first token is offered to others.
     ///
     /// `Event::Accepted` is given for every row that sampled, and with `num_tokens` 0 for a row that
     /// reports nothing but log-probabilities of prompt tokens. Panics if `plan` is not the one in flight.
@@ -185,12 +191,12 @@ impl Scheduler {
         self.reuse(rows);
     }
 
-    /// The earliest deadline of a live sequence: call `schedule` at that time even if nothing else happens.
+    /// The earliest deadline or end of a lease: call `schedule` at that time even if nothing else happens.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.roster.next_deadline()
     }
 
-    /// True while anything runs or waits.
+    /// True while anything runs, waits or is held for another worker.
     pub fn has_work(&self) -> bool {
         !self.roster.is_empty()
     }
@@ -200,6 +206,8 @@ impl Scheduler {
         SchedulerStats {
             num_running: self.roster.running.len() as u32,
             num_waiting: self.roster.queue.len(),
+            num_receiving: self.roster.receiving.len() as u32,
+            num_offered: self.roster.offered.len() as u32,
             oldest_waiting_arrival: self.roster.queue.oldest_arrival(),
             blocks: self.kv.counts(),
             counters: Counters {
@@ -209,10 +217,13 @@ impl Scheduler {
         }
     }
 
-    /// Ends what is past its deadline.
+    /// Ends what is past its deadline or its lease.
     fn expire(&mut self, now: Timestamp, events: &mut Vec<Event>) {
-        while let Some((index, kind)) = self.roster.overdue(now) {
-            self.end(index, FinishReason::Timeout(kind), now, events);
+        while let Some((index, due)) = self.roster.overdue(now) {
+            match due {
+                Due::Deadline(kind) => self.end(index, FinishReason::Timeout(kind), now, events),
+                Due::Lease => self.end_lease(index, events),
+            }
         }
     }
 

@@ -6,9 +6,12 @@ use std::cmp::Reverse;
 use std::ops::{Index, IndexMut, Range};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::plan::{BlockId, Summary};
 use crate::request::{DeadlineKind, FinishReason, Request, SequenceId, StopCause, TokenId};
 use crate::time::Timestamp;
+use crate::transfer::{Source, Ticket};
 
 /// One choice of one request.
 pub struct Sequence {
@@ -22,6 +25,8 @@ pub struct Sequence {
     pub max_len: u32,
     /// Output tokens accepted so far.
     pub output: Vec<TokenId>,
+    /// Where its keys and values can be fetched from when it is let in.
+    pub source: Option<Source>,
     /// Where it stands.
     pub status: Status,
     /// Counts and times for its summary.
@@ -34,13 +39,35 @@ pub enum Status {
     Held,
     /// In the queue; holds no block.
     Waiting,
+    /// Holds blocks and waits until another worker has filled those it lacks.
+    Receiving(Reception),
     /// Holds blocks and is part of every step.
     Running(Residence),
+    /// Holds blocks for another worker to fetch; this one has done its part.
+    Offered(Offer),
     /// Ended while its row was being executed: the blocks go back when the step is committed.
     Leaving(Vec<BlockId>),
 }
 
-/// What a running sequence has in the pool.
+/// Blocks that are being filled from another worker, and until when they are kept for that.
+pub struct Reception {
+    /// All its blocks. Those from the first uncomputed position to the source's last are in transfer.
+    pub home: Residence,
+    /// What comes, under which ticket.
+    pub source: Source,
+    /// When it stops waiting and computes what it lacks.
+    pub lease_end: Timestamp,
+}
+
+/// Blocks that are held for another worker, and until when.
+pub struct Offer {
+    /// All its blocks.
+    pub home: Residence,
+    /// When they go back.
+    pub lease_end: Timestamp,
+}
+
+/// What a sequence has in the pool.
 pub struct Residence {
     /// Entry i holds the keys and values of positions i × block size and on.
     pub table: Vec<BlockId>,
@@ -52,10 +79,12 @@ pub struct Residence {
     pub num_scheduled: u32,
     /// Tokens it was admitted with: below, it prefills; from there on, it decodes.
     pub prefill_end: u32,
+    /// The runner was told that it started, and not yet that it ended.
+    pub is_started: bool,
 }
 
 /// Counts and times for the summary.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// When it was asked for.
     pub arrival: Timestamp,
@@ -96,11 +125,22 @@ impl Standing {
 }
 
 impl Status {
-    /// What the sequence has in the pool, if it runs.
+    /// What the sequence has in the pool, unless it is leaving.
     pub fn residence(&self) -> Option<&Residence> {
         match self {
+            Status::Receiving(reception) => Some(&reception.home),
             Status::Running(residence) => Some(residence),
+            Status::Offered(offer) => Some(&offer.home),
             Status::Held | Status::Waiting | Status::Leaving(_) => None,
+        }
+    }
+
+    /// When it stops waiting for another worker, if it does.
+    fn lease_end(&self) -> Option<Timestamp> {
+        match self {
+            Status::Receiving(reception) => Some(reception.lease_end),
+            Status::Offered(offer) => Some(offer.lease_end),
+            Status::Held | Status::Waiting | Status::Running(_) | Status::Leaving(_) => None,
         }
     }
 
@@ -108,7 +148,11 @@ impl Status {
     pub fn running_mut(&mut self) -> &mut Residence {
         match self {
             Status::Running(residence) => residence,
-            Status::Held | Status::Waiting | Status::Leaving(_) => {
+            Status::Held
+            | Status::Waiting
+            | Status::Receiving(_)
+            | Status::Offered(_)
+            | Status::Leaving(_) => {
                 panic!("only running sequences are in the running list and in rows")
             }
         }
@@ -149,17 +193,35 @@ impl Sequence {
 
     /// What it has in the pool. Panics unless it runs.
     pub fn running(&self) -> &Residence {
-        self.status
-            .residence()
-            .expect("only running sequences are in the running list and in rows")
+        match &self.status {
+            Status::Running(residence) => residence,
+            Status::Held
+            | Status::Waiting
+            | Status::Receiving(_)
+            | Status::Offered(_)
+            | Status::Leaving(_) => {
+                panic!("only running sequences are in the running list and in rows")
+            }
+        }
     }
 
-    /// Every block it holds, running or leaving.
+    /// Every block it holds, leaving or not.
     pub fn blocks(&self) -> &[BlockId] {
         match &self.status {
             Status::Held | Status::Waiting => &[],
+            Status::Receiving(reception) => &reception.home.table,
             Status::Running(residence) => &residence.table,
+            Status::Offered(offer) => &offer.home.table,
             Status::Leaving(table) => table,
+        }
+    }
+
+    /// The ticket of what it expects from another worker, now or when it is let in.
+    pub fn ticket(&self) -> Option<Ticket> {
+        match &self.status {
+            Status::Receiving(reception) => Some(reception.source.ticket),
+            Status::Held | Status::Waiting => self.source.map(|source| source.ticket),
+            Status::Running(_) | Status::Offered(_) | Status::Leaving(_) => None,
         }
     }
 
@@ -200,8 +262,8 @@ impl Sequence {
         (tokens.len() as u32, None)
     }
 
-    /// The earliest deadline that can still be missed.
-    pub fn due(&self) -> Option<(Timestamp, DeadlineKind)> {
+    /// The earliest point in time at which something becomes of it unless it gets on before.
+    pub fn due(&self) -> Option<(Timestamp, Due)> {
         let deadlines = &self.request.deadlines;
         let queue = deadlines
             .queue
@@ -210,13 +272,14 @@ impl Sequence {
             .first_token
             .filter(|_| self.progress.first_token.is_none());
         let candidates = [
-            (queue, DeadlineKind::Queue),
-            (first_token, DeadlineKind::FirstToken),
-            (deadlines.total, DeadlineKind::Total),
+            (queue, Due::Deadline(DeadlineKind::Queue)),
+            (first_token, Due::Deadline(DeadlineKind::FirstToken)),
+            (deadlines.total, Due::Deadline(DeadlineKind::Total)),
+            (self.status.lease_end(), Due::Lease),
         ];
         candidates
             .into_iter()
-            .filter_map(|(time, kind)| Some((time?, kind)))
+            .filter_map(|(time, due)| Some((time?, due)))
             .min_by_key(|(time, _)| *time)
     }
 
@@ -233,6 +296,15 @@ impl Sequence {
             finished: now,
         }
     }
+}
+
+/// What is over at a point in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// The sequence's own time.
+    Deadline(DeadlineKind),
+    /// Its wait for another worker.
+    Lease,
 }
 
 /// The reason of a sequence whose last accepted token completed a stop string: a stop of its own wins,

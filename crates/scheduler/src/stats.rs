@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
-/// How many blocks are in each state; the four add up to `total` (invariant I1).
+/// How many blocks are in each state; the five add up to `total` (invariant I1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCounts {
     /// Blocks in the pool.
@@ -19,6 +19,8 @@ pub struct BlockCounts {
     pub cached_evictable: u32,
     /// Matchable and held by at least one sequence or copy.
     pub cached_pinned: u32,
+    /// Held by a sequence and being filled from another worker.
+    pub in_transfer: u32,
 }
 
 impl BlockCounts {
@@ -31,10 +33,14 @@ impl BlockCounts {
 /// A snapshot of a `Scheduler`, taken in constant time. Counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerStats {
-    /// Sequences that hold blocks.
+    /// Sequences that are part of every step.
     pub num_running: u32,
     /// Sequences that wait, choices that wait for a sibling's prompt included.
     pub num_waiting: u32,
+    /// Sequences whose blocks are being filled from another worker.
+    pub num_receiving: u32,
+    /// Sequences whose blocks are held for another worker to fetch.
+    pub num_offered: u32,
     /// Arrival of the sequence that waits longest.
     pub oldest_waiting_arrival: Option<Timestamp>,
     /// The pool.
@@ -62,4 +68,12 @@ pub struct Counters {
     pub num_prefill_tokens: u64,
     /// Output tokens accepted.
     pub num_output_tokens: u64,
+    /// Sequences offered to another worker.
+    pub num_offers: u64,
+    /// Sequences that were let in to wait for blocks from another worker.
+    pub num_reservations: u64,
+    /// Offers and reservations that their lease ended.
+    pub num_expired_leases: u64,
+    /// Words about transfers that were late, unknown or of another generation, and changed nothing.
+    pub num_fenced: u64,
 }

@@ -180,6 +180,7 @@ fn start<R: ModelRunner + Send + 'static>(
         max_context: info.max_context,
         prefix_cache: options.prefix_cache,
         partial_copies: options.prefix_cache,
+        ..SchedulerConfig::default()
     };
     let scheduler = Scheduler::new(config).map_err(failed)?;
     let gauges = Arc::new(Gauges::new(info.memory.num_blocks));

@@ -96,6 +96,10 @@ fn collect(plan: &BatchPlan, output: &ModelOutput, events: &mut Vec<Event>, outp
                     .extend_from_slice(accepted);
             }
             Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+            Event::Prefilled { .. }
+            | Event::OfferExpired { .. }
+            | Event::Reserved { .. }
+            | Event::TransferExpired { .. } => panic!("{event:?} from a worker of its own"),
         }
     }
 }

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::{Scheduler, Scratch};
-use crate::plan::{BatchPlan, BlockCopy, StartedSequence};
+use crate::config::Role;
+use crate::plan::{BatchPlan, BlockCopy, BlockId, Event, StartedSequence};
 use crate::sequence::{Residence, SequenceIndex};
 use crate::time::Timestamp;
 
@@ -24,27 +25,42 @@ enum Origin {
 impl Scheduler {
     /// Lets waiting sequences in, by turn, while budget, places and blocks last. Nobody overtakes the
     /// first in the queue.
-    pub(super) fn admit(&mut self, budget: &mut u32, now: Timestamp, plan: &mut BatchPlan) {
-        while *budget > 0 && self.roster.running.len() < self.config.max_sequences as usize {
+    ///
+    /// One whose blocks are to be filled from another worker gets all it needs but its row.
+    pub(super) fn admit(
+        &mut self,
+        budget: &mut u32,
+        now: Timestamp,
+        plan: &mut BatchPlan,
+        events: &mut Vec<Event>,
+    ) {
+        while *budget > 0 && self.num_placed() < self.config.max_sequences as usize {
             let Some(index) = self.roster.queue.first() else {
                 break;
             };
             let origin = self.find_start(index);
-            if origin == Origin::Cache && self.is_prefix_coming(index) {
+            let source = self.lacking(index);
+            if source.is_none() && origin == Origin::Cache && self.is_prefix_coming(index) {
                 break;
             }
             let Some((home, copy)) = self.claim_home(index) else {
                 break;
             };
+            if let Some(source) = source {
+                self.reserve(index, home, source, now, events);
+                continue;
+            }
             self.count_hits(index, origin, home.num_computed);
+            self.spare_source(index, events);
             self.roster.start(index, home, now);
             plan.copies.extend(copy);
-            plan.started.push(self.started(index));
             self.plan_chunk(index, budget, plan);
         }
-        if !plan.started.is_empty() {
-            self.set_memory_aside(plan);
-        }
+    }
+
+    /// Sequences that have a place: those that run, and those that will once their blocks are filled.
+    fn num_placed(&self) -> usize {
+        self.roster.running.len() + self.roster.receiving.len()
     }
 
     /// Finds what the sequence need not compute: the prefix in the cache, or the prompt of a sibling if
@@ -61,9 +77,15 @@ impl Scheduler {
             self.kv.find(&sequence.request.salt, tokens, start);
             origin = Origin::Cache;
         }
-        let num_shareable = sequence.num_prompt() - 1;
+        let num_shareable = sequence.num_prompt().min(sequence.num_tokens() - 1);
+        let last = num_shareable / self.config.block_size;
+        let is_there = |sibling: &SequenceIndex| {
+            let table = self.roster.sequences[*sibling].blocks();
+            let is_coming = |block: &BlockId| self.kv.is_copy_target(*block);
+            !table.get(last as usize).is_some_and(is_coming)
+        };
         if start.num_tokens(self.config.block_size) < num_shareable
-            && let Some(sibling) = self.roster.sibling_with_prompt(index)
+            && let Some(sibling) = self.roster.siblings_with_prompt(index).find(is_there)
         {
             let table = self.roster.sequences[sibling].blocks();
             self.kv.share(table, num_shareable, start);
@@ -126,6 +148,7 @@ impl Scheduler {
             num_computed,
             num_scheduled: num_computed,
             prefill_end: sequence.num_tokens(),
+            is_started: false,
         };
         Some((home, copy))
     }
@@ -137,16 +160,19 @@ impl Scheduler {
     /// first as much as all have grown so far (whoever wrote n tokens is likely to write n more), then
     /// twice that, then all they can ever need, after which only a higher priority can push it out. So it
     /// is preempted at most three times among its equals (S06).
+    ///
+    /// On a prefill worker nobody grows.
     fn headroom(&self, index: SequenceIndex) -> u32 {
-        let running = &self.roster.running;
-        if running.is_empty() {
+        let num_placed = self.num_placed();
+        if num_placed == 0 || self.config.role == Role::Prefill {
             return 0;
         }
-        let everyone = running.iter().copied().chain([index]);
+        let placed = self.roster.running.iter().chain(&self.roster.receiving);
+        let everyone = placed.copied().chain([index]);
         let expected = |index| self.growth(index).0;
         let worst = |index| self.growth(index).1;
         match self.roster.sequences[index].progress.num_preemptions {
-            0 => running.len() as u32 + 1,
+            0 => num_placed as u32 + 1,
             1 => everyone.map(expected).sum(),
             2 => everyone.map(expected).sum::<u32>().saturating_mul(2),
             _ => everyone.map(worst).fold(0, u32::saturating_add),
@@ -181,7 +207,7 @@ impl Scheduler {
         }
     }
 
-    fn started(&self, index: SequenceIndex) -> StartedSequence {
+    pub(super) fn started(&self, index: SequenceIndex) -> StartedSequence {
         let sequence = &self.roster.sequences[index];
         StartedSequence {
             id: sequence.id,
@@ -193,7 +219,7 @@ impl Scheduler {
 
     /// Makes room in `plan` for the longest tables the running sequences can get, so that decoding steps
     /// allocate nothing.
-    fn set_memory_aside(&self, plan: &mut BatchPlan) {
+    pub(super) fn set_memory_aside(&self, plan: &mut BatchPlan) {
         let longest = |index: &SequenceIndex| {
             let sequence = &self.roster.sequences[*index];
             self.kv.blocks_for(sequence.max_len) as usize

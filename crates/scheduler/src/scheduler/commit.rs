@@ -3,6 +3,7 @@
 //! A row that contradicts its plan ends with an error; it is never trusted in part.
 
 use super::Scheduler;
+use crate::config::Role;
 use crate::plan::{BatchPlan, Event, ModelOutput, OutputRow, Row, RowVerdict};
 use crate::request::{FinishReason, RowError, TokenId};
 use crate::sequence::{SequenceIndex, stop_string_or};
@@ -52,9 +53,13 @@ impl Scheduler {
                 num_tokens,
             });
         }
+        let is_over = finish.is_some();
         match finish {
             Some(reason) => self.end(index, reason, now, events),
             None => self.after_prefill(index, row),
+        }
+        if !is_over && row.sample && self.config.role == Role::Prefill {
+            self.offer(index, now, events);
         }
     }
 
@@ -92,7 +97,7 @@ impl Scheduler {
     }
 
     /// Puts the blocks that became full into the radix cache.
-    fn publish(&mut self, index: SequenceIndex) {
+    pub(super) fn publish(&mut self, index: SequenceIndex) {
         let block_size = self.config.block_size;
         let sequence = &mut self.roster.sequences[index];
         let num_full = sequence.running().num_computed / block_size;

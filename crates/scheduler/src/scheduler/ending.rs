@@ -24,17 +24,17 @@ impl Scheduler {
             summary: sequence.summary(now),
         });
         self.counters.num_finished += 1;
-        match home {
-            Some(home) if home.is_in_flight() => {
-                self.flight.ended.push(sequence.id);
-                sequence.status = Status::Leaving(home.table);
-            }
-            Some(home) => {
-                self.flight.ended.push(sequence.id);
-                self.kv.release(&home.table);
-                self.roster.forget(index);
-            }
-            None => self.roster.forget(index),
+        let Some(home) = home else {
+            return self.roster.forget(index);
+        };
+        if home.is_started {
+            self.flight.ended.push(sequence.id);
+        }
+        if home.is_in_flight() {
+            sequence.status = Status::Leaving(home.table);
+        } else {
+            self.kv.release(&home.table);
+            self.roster.forget(index);
         }
     }
 
@@ -55,7 +55,11 @@ impl Scheduler {
     pub(super) fn has_left(&mut self, index: SequenceIndex) -> bool {
         match &self.roster.sequences[index].status {
             Status::Leaving(table) => self.kv.release(table),
-            Status::Held | Status::Waiting | Status::Running(_) => return false,
+            Status::Held
+            | Status::Waiting
+            | Status::Receiving(_)
+            | Status::Running(_)
+            | Status::Offered(_) => return false,
         }
         self.roster.forget(index);
         true

@@ -1,4 +1,4 @@
-//! The invariants I1 to I6 and I8, checked by walking everything.
+//! The invariants I1 to I6, I8 and I10, checked by walking everything.
 //!
 //! Nothing is repaired here: a violation is a bug.
 
@@ -6,10 +6,10 @@ use super::Scheduler;
 use crate::block_pool::BlockState;
 use crate::kv_manager::Start;
 use crate::plan::BlockId;
-use crate::sequence::{Residence, Sequence};
+use crate::sequence::{Residence, Sequence, Status};
 
 impl Scheduler {
-    /// Checks invariants I1 to I6 and I8 by walking everything; the error names the first violation.
+    /// Checks invariants I1 to I6, I8 and I10 by walking everything; the error names the first violation.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.kv.check()?;
         self.check_holders()?;
@@ -34,6 +34,7 @@ impl Scheduler {
             let counted = match self.kv.state(block) {
                 BlockState::Free => 0,
                 BlockState::Private { holders } | BlockState::Cached { holders } => holders,
+                BlockState::InTransfer => 1,
             };
             if counted != found {
                 return Err(format!("{block:?} counts {counted} holders, has {found}"));
@@ -44,14 +45,14 @@ impl Scheduler {
 
     /// I6: the limits of the configuration. Preempted sequences may exceed `max_waiting`.
     fn check_limits(&self) -> Result<(), String> {
-        let num_running = self.roster.running.len() as u64;
+        let num_running = (self.roster.running.len() + self.roster.receiving.len()) as u64;
         let num_waiting = u64::from(self.roster.queue.len());
         let max_running = u64::from(self.config.max_sequences);
         let max_waiting = u64::from(self.config.max_waiting) + max_running;
         match num_running <= max_running && num_waiting <= max_waiting {
             true => Ok(()),
             false => Err(format!(
-                "{num_running} running of {max_running}, {num_waiting} waiting of {max_waiting}"
+                "{num_running} running or receiving of {max_running}, {num_waiting} waiting of {max_waiting}"
             )),
         }
     }
@@ -92,9 +93,20 @@ impl Scheduler {
         let mut start = Start::default();
         self.kv.find(&sequence.request.salt, &tokens, &mut start);
         let (published, private) = home.table.split_at(num_full as usize);
+        let num_coming = match &sequence.status {
+            Status::Receiving(reception) => self.coming(reception).len(),
+            Status::Held
+            | Status::Waiting
+            | Status::Running(_)
+            | Status::Offered(_)
+            | Status::Leaving(_) => 0,
+        };
+        let (coming, private) = private.split_at(num_coming);
         let is_private = |b: &BlockId| matches!(self.kv.state(*b), BlockState::Private { .. });
+        let is_coming = |b: &BlockId| self.kv.state(*b) == BlockState::InTransfer;
         let agrees = home.num_published == num_full
             && start.shared == published
+            && coming.iter().all(is_coming)
             && private.iter().all(is_private);
         match agrees {
             true => Ok(()),

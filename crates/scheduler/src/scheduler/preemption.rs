@@ -15,7 +15,9 @@ impl Scheduler {
             "a sequence that has a row in the plan is not preempted"
         );
         self.kv.release(&home.table);
-        self.flight.ended.push(self.roster.sequences[index].id);
+        if home.is_started {
+            self.flight.ended.push(self.roster.sequences[index].id);
+        }
         self.counters.num_preemptions += 1;
         Some(index)
     }

@@ -48,8 +48,12 @@ impl Scheduler {
             let home = self.roster.sequences[index].running();
             self.kv.blocks_for(home.num_computed + num_tokens) as usize
         };
+        if !self.roster.sequences[index].running().is_started {
+            plan.started.push(self.started(index));
+        }
         let sequence = &mut self.roster.sequences[index];
         let home = sequence.status.running_mut();
+        home.is_started = true;
         let (first, end) = (home.num_computed, home.num_computed + num_tokens);
         home.num_scheduled = end;
         let blocks_start = plan.blocks.len() as u32;

@@ -3,7 +3,10 @@
 //! Refusing changes nothing; waiting sequences are let in elsewhere.
 
 use super::Scheduler;
+use crate::config::Role;
 use crate::request::{Request, RequestId};
+use crate::sequence::SequenceIndex;
+use crate::transfer::{Arrival, TransferId};
 
 /// `Scheduler::add` refused; nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,6 +89,59 @@ pub enum AddError {
     },
 }
 
+/// `Scheduler::receive` refused; nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    /// The request itself would be refused here, or would have to wait where nobody more may wait.
+    #[error(transparent)]
+    Refused(#[from] AddError),
+    /// The choice is here already.
+    #[error("request {request:?}: choice {choice} is here already")]
+    DuplicateChoice {
+        /// The request.
+        request: RequestId,
+        /// The choice.
+        choice: u32,
+    },
+    /// It has nothing left to generate.
+    #[error("request {request:?}: choice {choice} has {num_tokens} tokens and is at its end")]
+    AtItsEnd {
+        /// The request.
+        request: RequestId,
+        /// The choice.
+        choice: u32,
+        /// Its tokens, prompt and output.
+        num_tokens: u64,
+    },
+    /// Its source cannot be: it must have some of the tokens and lack the last.
+    #[error(
+        "request {request:?}: a source of {num_source_tokens} tokens for a sequence of {num_tokens}"
+    )]
+    BadSource {
+        /// The request.
+        request: RequestId,
+        /// Tokens that the source claims to have.
+        num_source_tokens: u32,
+        /// Tokens of prompt and output.
+        num_tokens: u32,
+    },
+    /// Another sequence expects this transfer.
+    #[error("request {request:?}: {transfer:?} is another sequence's")]
+    DuplicateTransfer {
+        /// The request.
+        request: RequestId,
+        /// The transfer.
+        transfer: TransferId,
+    },
+}
+
+impl ReceiveError {
+    /// May it be taken later, when less waits? Everything else is refused for good.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, ReceiveError::Refused(AddError::QueueFull { .. }))
+    }
+}
+
 /// `Scheduler::fork` refused; nothing changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForkError {
@@ -111,12 +167,75 @@ impl Scheduler {
     /// The most tokens of prompt and output that `request` can reach, if it can be accepted at all.
     pub(super) fn admissible_len(&self, ask: &Request) -> Result<u32, AddError> {
         self.check_shape(ask)?;
+        if self.roster.choices(ask.id).is_some() {
+            return Err(AddError::DuplicateId { request: ask.id });
+        }
+        let max_len = self.fitting_len(ask, 0)?;
+        self.check_queue(ask.id, ask.num_choices)?;
+        Ok(max_len)
+    }
+
+    /// The same for one choice that another worker began.
+    pub(super) fn receivable_len(&self, begun: &Arrival) -> Result<u32, ReceiveError> {
+        let (ask, choice) = (&begun.request, begun.choice);
+        let request = ask.id;
+        self.check_shape(ask)?;
+        self.check_place(begun)?;
+        let num_output = begun.output.len() as u64;
+        let num_tokens = ask.prompt.len() as u64 + num_output;
+        let max_context = u64::from(self.config.max_context);
+        if num_output >= u64::from(ask.stop.max_tokens) || num_tokens >= max_context {
+            return Err(ReceiveError::AtItsEnd {
+                request,
+                choice,
+                num_tokens,
+            });
+        }
+        let num_source_tokens = begun.source.map_or(1, |source| source.num_tokens);
+        if num_source_tokens == 0
+            || begun.source.is_some() && u64::from(num_source_tokens) >= num_tokens
+        {
+            return Err(ReceiveError::BadSource {
+                request,
+                num_source_tokens,
+                num_tokens: num_tokens as u32,
+            });
+        }
+        let max_len = self.fitting_len(ask, num_output as u32)?;
+        self.check_queue(request, 1)?;
+        Ok(max_len)
+    }
+
+    /// Neither the choice nor its transfer is here.
+    fn check_place(&self, begun: &Arrival) -> Result<(), ReceiveError> {
+        let (request, choice) = (begun.request.id, begun.choice);
+        let is_same = |index: &SequenceIndex| self.roster.sequences[*index].choice == choice;
+        let choices = self.roster.choices(request);
+        if choices.is_some_and(|choices| choices.live.iter().any(is_same)) {
+            return Err(ReceiveError::DuplicateChoice { request, choice });
+        }
+        match begun.source.map(|source| source.ticket.transfer) {
+            Some(transfer) if self.roster.expecting_any(transfer).is_some() => {
+                Err(ReceiveError::DuplicateTransfer { request, transfer })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The most tokens that `ask` can reach, if the pool holds them when nobody else is there.
+    fn fitting_len(&self, ask: &Request, num_output: u32) -> Result<u32, AddError> {
         let config = &self.config;
-        let max_len = (ask.prompt.len() as u32)
+        let num_prompt = ask.prompt.len() as u32;
+        let max_len = num_prompt
             .saturating_add(ask.stop.max_tokens)
             .min(config.max_context);
-        // The last token is never fed back, so it needs no slot.
-        let needed_blocks = self.kv.blocks_for(max_len - 1);
+        let num_slots = match config.role {
+            // The last token is never fed back, so it needs no slot.
+            Role::Aggregated | Role::Decode => max_len - 1,
+            // What it samples is fed back elsewhere.
+            Role::Prefill => num_prompt + num_output,
+        };
+        let needed_blocks = self.kv.blocks_for(num_slots);
         if needed_blocks > config.num_blocks {
             return Err(AddError::NeverFits {
                 request: ask.id,
@@ -125,16 +244,21 @@ impl Scheduler {
                 num_blocks: config.num_blocks,
             });
         }
+        Ok(max_len)
+    }
+
+    fn check_queue(&self, request: RequestId, num_choices: u32) -> Result<(), AddError> {
         let num_waiting = self.roster.queue.len();
-        if num_waiting.saturating_add(ask.num_choices) > config.max_waiting {
+        let max_waiting = self.config.max_waiting;
+        if num_waiting.saturating_add(num_choices) > max_waiting {
             return Err(AddError::QueueFull {
-                request: ask.id,
+                request,
                 num_waiting,
-                num_choices: ask.num_choices,
-                max_waiting: config.max_waiting,
+                num_choices,
+                max_waiting,
             });
         }
-        Ok(max_len)
+        Ok(())
     }
 
     /// Refuses what could not be accepted even by an idle scheduler with endless memory.
@@ -164,9 +288,6 @@ impl Scheduler {
                 max_context,
             });
         }
-        match self.roster.choices(request) {
-            Some(_) => Err(AddError::DuplicateId { request }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

@@ -8,6 +8,8 @@ use crate::request::{
     CacheSalt, DeadlineKind, Deadlines, SamplingParams, StopCause, StopConditions,
 };
 
+mod handoff;
+
 const STEP: u64 = 1_000;
 
 /// A scheduler, its caller and what the caller has seen. Invariants are checked after every call.
@@ -28,6 +30,7 @@ fn config(num_blocks: u32) -> SchedulerConfig {
         max_context: 256,
         prefix_cache: true,
         partial_copies: true,
+        ..SchedulerConfig::default()
     }
 }
 
@@ -142,7 +145,7 @@ impl Bench {
                 reason,
                 summary,
             } if *request == RequestId(id) => Some((*choice, reason.clone(), *summary)),
-            Event::Finished { .. } | Event::Accepted { .. } => None,
+            _ => None,
         };
         self.events.iter().filter_map(end).collect()
     }

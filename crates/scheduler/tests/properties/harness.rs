@@ -351,6 +351,10 @@ impl Harness {
                     let id = ChoiceId { request, choice };
                     self.ledger.close(id, reason, summary);
                 }
+                Event::Prefilled { .. }
+                | Event::OfferExpired { .. }
+                | Event::Reserved { .. }
+                | Event::TransferExpired { .. } => panic!("{event:?} where nobody hands over"),
             }
         }
     }

@@ -79,6 +79,7 @@ pub fn configs() -> impl Strategy<Value = SchedulerConfig> {
                 max_context,
                 prefix_cache: switches.0,
                 partial_copies: switches.1,
+                ..SchedulerConfig::default()
             },
         )
 }
