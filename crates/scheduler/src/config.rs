@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::request::Request;
 use crate::time::Span;
 
 /// Tokens per KV block. The kernels' key layout depends on it (16 virtual lanes).
@@ -92,6 +93,35 @@ impl SchedulerConfig {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl SchedulerConfig {
+    /// The most tokens of prompt and output that `ask` can reach.
+    pub fn max_len(&self, ask: &Request) -> u32 {
+        (ask.prompt.len() as u32)
+            .saturating_add(ask.stop.max_tokens)
+            .min(self.max_context)
+    }
+
+    /// Blocks that one choice of `ask` needs at the worst, if it comes with `num_output` output tokens.
+    pub fn needed_blocks(&self, ask: &Request, num_output: u32) -> u32 {
+        let num_slots = match self.role {
+            // The last token is never fed back, so it needs no slot.
+            Role::Aggregated | Role::Decode => self.max_len(ask).saturating_sub(1),
+            // What it samples is fed back elsewhere.
+            Role::Prefill => (ask.prompt.len() as u32).saturating_add(num_output),
+        };
+        num_slots.div_ceil(self.block_size)
+    }
+
+    /// Would a scheduler with these limits take `ask` if it had nothing else to do?
+    pub fn can_take(&self, ask: &Request) -> bool {
+        !ask.prompt.is_empty()
+            && ask.prompt.len() < self.max_context as usize
+            && ask.stop.max_tokens > 0
+            && (1..=self.max_waiting).contains(&ask.num_choices)
+            && self.needed_blocks(ask, 0) <= self.num_blocks
     }
 }
 

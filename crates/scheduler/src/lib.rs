@@ -57,8 +57,10 @@
 
 pub mod block_pool;
 pub mod config;
+pub mod disagg;
 pub mod kv_manager;
 pub mod mock;
+pub mod placement;
 pub mod plan;
 pub mod ports;
 pub mod radix_cache;
@@ -73,11 +75,12 @@ pub mod transfer;
 pub mod waiting_queue;
 
 pub use config::{ConfigError, Role, SchedulerConfig};
+pub use disagg::{Command, Coordinator, CoordinatorConfig, Refusal, SubmitError};
 pub use plan::{
     BatchPlan, BlockCopy, BlockId, Event, ModelOutput, OutputRow, PositionLogprobs, Row,
     RowVerdict, Span32, StartedSequence, Summary, TokenLogprob,
 };
-pub use ports::{ModelRunner, RunnerError};
+pub use ports::{KvTransfer, ModelRunner, RunnerError};
 pub use request::{
     CacheSalt, DeadlineKind, Deadlines, FinishReason, Request, RequestId, RowError, SamplingParams,
     SequenceId, StopCause, StopConditions, TokenId,
@@ -86,4 +89,7 @@ pub use scheduler::{AddError, ForkError, ReceiveError, Scheduler};
 pub use sequence::Progress;
 pub use stats::{BlockCounts, Counters, SchedulerStats};
 pub use time::{Span, Timestamp};
-pub use transfer::{Arrival, OfferedBlocks, Source, Ticket, TransferId, TransferOutcome};
+pub use transfer::{
+    Arrival, OfferedBlocks, Peer, Piece, Source, Ticket, TransferId, TransferOrder,
+    TransferOutcome, WorkerId,
+};

@@ -6,6 +6,7 @@
 
 pub mod chain;
 pub mod faults;
+pub mod image;
 pub mod oracle;
 mod report;
 mod sampling;
@@ -15,7 +16,7 @@ use std::num::NonZeroU32;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use crate::plan::{BatchPlan, ModelOutput, OutputRow, Row, StartedSequence};
+use crate::plan::{BatchPlan, BlockId, ModelOutput, OutputRow, Row, StartedSequence};
 use crate::ports::{ModelRunner, RunnerError};
 use crate::request::{Request, RowError, TokenId};
 use crate::time::Span;
@@ -23,6 +24,7 @@ use crate::time::Span;
 pub use chain::oracle_output;
 use faults::Faults;
 pub use faults::{Fault, RowSite, StepFailure};
+pub use image::{BlockImage, ImageError};
 pub use oracle::{Bursts, Inconsistency};
 use oracle::{Oracle, VoidCause};
 use sequences::SequenceTable;
@@ -128,6 +130,27 @@ impl MockModel {
         match &self.mode {
             Mode::Scripted(sequences) => sequences.len(),
             Mode::Oracle(oracle) => oracle.num_sequences(),
+        }
+    }
+
+    /// What the slots of `blocks` hold, to be imported by another mock of the same kind.
+    pub fn export_blocks(&self, blocks: &[BlockId]) -> Result<BlockImage, ImageError> {
+        match &self.mode {
+            Mode::Scripted(_) => Ok(BlockImage::new(blocks.len(), Vec::new())),
+            Mode::Oracle(oracle) => oracle.export_blocks(blocks),
+        }
+    }
+
+    /// Puts what another mock exported into `blocks`, all of it or, if anything is wrong with it, nothing.
+    pub fn import_blocks(
+        &mut self,
+        blocks: &[BlockId],
+        image: &BlockImage,
+    ) -> Result<(), ImageError> {
+        image.check(blocks.len())?;
+        match &mut self.mode {
+            Mode::Scripted(_) => Ok(()),
+            Mode::Oracle(oracle) => oracle.import_blocks(blocks, image),
         }
     }
 

@@ -199,6 +199,9 @@ pub enum RowError {
     /// The whole step failed or panicked; the rows in it ended with it.
     #[error("the engine step failed: {0}")]
     StepFailed(String),
+    /// No worker could finish it: those that began were lost, or none would have it.
+    #[error("no worker could finish it: {0}")]
+    Abandoned(String),
     /// The runner reported an inconsistency (the mock model: a wrong, stale or foreign block).
     #[error("inconsistent state: {0}")]
     Inconsistent(String),

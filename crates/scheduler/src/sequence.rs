@@ -98,6 +98,22 @@ pub struct Progress {
     pub num_preemptions: u32,
 }
 
+impl Progress {
+    /// The summary of a sequence with so many tokens that ended at `now`.
+    pub fn summary(&self, num_prompt: u32, num_output: u32, now: Timestamp) -> Summary {
+        Summary {
+            num_prompt_tokens: num_prompt,
+            num_cached_tokens: self.num_cached_tokens,
+            num_output_tokens: num_output,
+            num_preemptions: self.num_preemptions,
+            arrival: self.arrival,
+            first_scheduled: self.first_scheduled,
+            first_token: self.first_token,
+            finished: now,
+        }
+    }
+}
+
 /// Who comes first among running sequences: higher priority, then earlier arrival, then lower id. The
 /// last one is the first to be preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -285,16 +301,8 @@ impl Sequence {
 
     /// Counts and times, as of its end at `now`.
     pub fn summary(&self, now: Timestamp) -> Summary {
-        Summary {
-            num_prompt_tokens: self.num_prompt(),
-            num_cached_tokens: self.progress.num_cached_tokens,
-            num_output_tokens: self.output.len() as u32,
-            num_preemptions: self.progress.num_preemptions,
-            arrival: self.progress.arrival,
-            first_scheduled: self.progress.first_scheduled,
-            first_token: self.progress.first_token,
-            finished: now,
-        }
+        self.progress
+            .summary(self.num_prompt(), self.output.len() as u32, now)
     }
 }
 

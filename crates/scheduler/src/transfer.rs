@@ -7,8 +7,26 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::BlockId;
-use crate::request::{Request, TokenId};
+use crate::request::{Request, SequenceId, TokenId};
 use crate::sequence::Progress;
+
+/// Names a worker for as long as it is configured.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct WorkerId(pub u32);
+
+/// One life of a worker. What an earlier life still says is not heard.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Peer {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Which life, from 1: it begins empty.
+    pub epoch: u32,
+}
 
 /// Names the hand-off of one sequence from one worker to another. Never reused.
 #[derive(
@@ -72,6 +90,40 @@ pub struct OfferedBlocks<'a> {
     pub blocks: &'a [BlockId],
     /// Leading positions that are valid; the last block may be filled in part.
     pub num_tokens: u32,
+}
+
+/// Copy blocks from one worker to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferOrder {
+    /// Under which everything about it goes.
+    pub ticket: Ticket,
+    /// Who has the blocks.
+    pub from: Peer,
+    /// Under which name `from` offers them.
+    pub sequence: SequenceId,
+    /// Index of the first in the source's block table.
+    pub first_block: u32,
+    /// Who needs them.
+    pub to: Peer,
+    /// Where they go there, in order of the table.
+    pub blocks: Vec<BlockId>,
+}
+
+/// Part of the bytes of a transfer: some layers, some blocks, or all at once. On a network, at least 64 KiB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece<P> {
+    /// Under which it comes.
+    pub ticket: Ticket,
+    /// Who needs it.
+    pub to: Peer,
+    /// Which piece, from 0.
+    pub number: u32,
+    /// How many the transfer has.
+    pub num_pieces: u32,
+    /// Where the bytes go.
+    pub blocks: Vec<BlockId>,
+    /// The bytes, in the form that a runner exports and imports, with their checksum.
+    pub payload: P,
 }
 
 /// How a transfer ended.

@@ -11,6 +11,7 @@ mod witness;
 use std::num::NonZeroU32;
 
 use super::chain::Chain;
+use super::image::{BlockImage, ImageError};
 use super::sequences::SequenceTable;
 use super::{Answer, end_position};
 use crate::plan::{BatchPlan, BlockId, Row};
@@ -208,6 +209,38 @@ impl Oracle {
             entry: witness.entry(position, token, running),
             writer: Writer::of(plan, row),
         };
+        Ok(())
+    }
+
+    pub(super) fn export_blocks(&self, blocks: &[BlockId]) -> Result<BlockImage, ImageError> {
+        let mut slots = Vec::new();
+        for &block in blocks {
+            let held = self.pool.block(block);
+            slots.extend_from_slice(held.ok_or(ImageError::OutsidePool { block })?);
+        }
+        Ok(BlockImage::new(blocks.len(), slots))
+    }
+
+    pub(super) fn import_blocks(
+        &mut self,
+        blocks: &[BlockId],
+        image: &BlockImage,
+    ) -> Result<(), ImageError> {
+        let is_outside = |block: &&BlockId| self.pool.block(**block).is_none();
+        if let Some(&block) = blocks.iter().find(is_outside) {
+            return Err(ImageError::OutsidePool { block });
+        }
+        let block_size = self.pool.block_size() as usize;
+        let expected = block_size * blocks.len();
+        if image.slots().len() != expected {
+            return Err(ImageError::WrongSize {
+                expected,
+                found: image.slots().len(),
+            });
+        }
+        for (&block, slots) in blocks.iter().zip(image.slots().chunks_exact(block_size)) {
+            self.pool.fill_block(block, slots);
+        }
         Ok(())
     }
 

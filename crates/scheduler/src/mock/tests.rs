@@ -476,3 +476,68 @@ fn logprobs_come_as_asked_and_chunks_do_not_change_them() {
     );
     assert_eq!(prompt_logprobs(4), whole);
 }
+
+/// A prompt computed by one oracle, decoded by another from its blocks.
+fn export_prompt() -> (MockModel, Request, BlockImage) {
+    let request = request(10..19, 4);
+    let mut model = oracle();
+    let mut plan = BatchPlan::default();
+    plan.started.push(start(0, &request));
+    push_row(&mut plan, 0, 0, &request.prompt, &[2, 5, 3]);
+    sample_last(&mut plan);
+    step(&mut model, &mut plan);
+    let image = model.export_blocks(&[BlockId(2), BlockId(5), BlockId(3)]);
+    (model, request, image.expect("they are in the pool"))
+}
+
+#[test]
+fn what_one_oracle_exports_another_goes_on_with() {
+    let (_, request, image) = export_prompt();
+    let expected = oracle_output(&request, 0, vocabulary());
+    let decode = |blocks: [u32; 3]| {
+        let mut model = oracle();
+        let imported = model.import_blocks(&[BlockId(0), BlockId(1), BlockId(4)], &image);
+        assert_eq!(imported, Ok(()));
+        let mut begun = start(7, &request);
+        begun.output.push(expected[0]);
+        let mut plan = BatchPlan::default();
+        plan.started.push(begun);
+        push_row(&mut plan, 7, 9, &expected[..1], &blocks);
+        sample_last(&mut plan);
+        step(&mut model, &mut plan)
+    };
+    assert_eq!(decode([0, 1, 4]).tokens, [expected[1]]);
+    let wrong = decode([1, 0, 4]);
+    let message = problem(&wrong, 0).expect("the blocks are exchanged");
+    assert!(message.contains("needs its position 0"), "{message}");
+}
+
+#[test]
+fn a_damaged_image_changes_nothing() {
+    let (mut model, _, image) = export_prompt();
+    let targets = [BlockId(0), BlockId(1), BlockId(4)];
+    let before = model.export_blocks(&targets);
+    for bit in 0..300 {
+        let mut damaged = image.clone();
+        damaged.flip_bit(bit);
+        let imported = model.import_blocks(&targets, &damaged);
+        assert_eq!(imported, Err(ImageError::Checksum), "bit {bit}");
+    }
+    let imported = model.import_blocks(&targets[..2], &image);
+    assert!(matches!(imported, Err(ImageError::WrongSize { .. })));
+    let outside = [BlockId(0), BlockId(1), BlockId(8)];
+    let imported = model.import_blocks(&outside, &image);
+    assert_eq!(imported, Err(ImageError::OutsidePool { block: BlockId(8) }));
+    let exported = model.export_blocks(&outside);
+    assert_eq!(exported, Err(ImageError::OutsidePool { block: BlockId(8) }));
+    assert_eq!(model.export_blocks(&targets), before);
+}
+
+#[test]
+fn a_script_passes_empty_images() {
+    let mut model = MockModel::scripted(vocabulary());
+    let image = model.export_blocks(&[BlockId(7)]).expect("it has no pool");
+    assert_eq!(model.import_blocks(&[BlockId(9)], &image), Ok(()));
+    let imported = model.import_blocks(&[], &image);
+    assert!(matches!(imported, Err(ImageError::WrongSize { .. })));
+}

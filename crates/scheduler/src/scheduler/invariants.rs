@@ -93,21 +93,22 @@ impl Scheduler {
         let mut start = Start::default();
         self.kv.find(&sequence.request.salt, &tokens, &mut start);
         let (published, private) = home.table.split_at(num_full as usize);
-        let num_coming = match &sequence.status {
-            Status::Receiving(reception) => self.coming(reception).len(),
+        let coming = match &sequence.status {
+            Status::Receiving(reception) => self.coming(reception),
             Status::Held
             | Status::Waiting
             | Status::Running(_)
             | Status::Offered(_)
-            | Status::Leaving(_) => 0,
+            | Status::Leaving(_) => &[],
         };
-        let (coming, private) = private.split_at(num_coming);
-        let is_private = |b: &BlockId| matches!(self.kv.state(*b), BlockState::Private { .. });
-        let is_coming = |b: &BlockId| self.kv.state(*b) == BlockState::InTransfer;
+        let is_own = |block: &BlockId| match self.kv.state(*block) {
+            BlockState::InTransfer => coming.contains(block),
+            BlockState::Private { .. } => !coming.contains(block),
+            BlockState::Free | BlockState::Cached { .. } => false,
+        };
         let agrees = home.num_published == num_full
             && start.shared == published
-            && coming.iter().all(is_coming)
-            && private.iter().all(is_private);
+            && private.iter().all(is_own);
         match agrees {
             true => Ok(()),
             false => Err(format!(

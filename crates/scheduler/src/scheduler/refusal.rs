@@ -3,7 +3,6 @@
 //! Refusing changes nothing; waiting sequences are let in elsewhere.
 
 use super::Scheduler;
-use crate::config::Role;
 use crate::request::{Request, RequestId};
 use crate::sequence::SequenceIndex;
 use crate::transfer::{Arrival, TransferId};
@@ -225,17 +224,8 @@ impl Scheduler {
     /// The most tokens that `ask` can reach, if the pool holds them when nobody else is there.
     fn fitting_len(&self, ask: &Request, num_output: u32) -> Result<u32, AddError> {
         let config = &self.config;
-        let num_prompt = ask.prompt.len() as u32;
-        let max_len = num_prompt
-            .saturating_add(ask.stop.max_tokens)
-            .min(config.max_context);
-        let num_slots = match config.role {
-            // The last token is never fed back, so it needs no slot.
-            Role::Aggregated | Role::Decode => max_len - 1,
-            // What it samples is fed back elsewhere.
-            Role::Prefill => num_prompt + num_output,
-        };
-        let needed_blocks = self.kv.blocks_for(num_slots);
+        let max_len = config.max_len(ask);
+        let needed_blocks = config.needed_blocks(ask, num_output);
         if needed_blocks > config.num_blocks {
             return Err(AddError::NeverFits {
                 request: ask.id,

@@ -270,6 +270,24 @@ impl SlotPool {
         (first < self.slots.len()).then_some(first)
     }
 
+    pub(super) fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// The slots of a block.
+    pub(super) fn block(&self, block: BlockId) -> Option<&[Slot]> {
+        let first = self.first_slot(block)?;
+        self.slots.get(first..first + self.block_size as usize)
+    }
+
+    /// Overwrites the slots of a block.
+    pub(super) fn fill_block(&mut self, block: BlockId, slots: &[Slot]) {
+        let size = self.block_size as usize;
+        if let Some(first) = self.first_slot(block) {
+            self.slots[first..first + size].copy_from_slice(slots);
+        }
+    }
+
     /// Nothing in the block may be relied upon.
     pub(super) fn void_block(&mut self, block: BlockId, step: u64, cause: VoidCause) {
         let size = self.block_size as usize;
