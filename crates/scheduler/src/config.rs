@@ -144,4 +144,12 @@ pub enum ConfigError {
         /// The sequences it must feed.
         max_sequences: u32,
     },
+    /// Blocks of one worker do not fit into those of another.
+    #[error("workers that hand over to each other need one block size, not {first} and {other}")]
+    MixedBlockSizes {
+        /// The first worker's.
+        first: u32,
+        /// Another one's.
+        other: u32,
+    },
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Role, SchedulerConfig};
+use crate::config::{ConfigError, Role, SchedulerConfig};
 use crate::placement::{Placement, PlacementConfig};
 use crate::plan::{Event, Summary};
 use crate::request::{FinishReason, Request, RequestId, SequenceId, TokenId};
@@ -236,14 +236,25 @@ struct Live {
 
 impl Coordinator {
     /// Over workers that live their first life, numbered from 0 in the order of `workers`.
-    pub fn new(config: CoordinatorConfig, workers: &[SchedulerConfig]) -> Self {
+    ///
+    /// They must all have the same block size, or they could not exchange blocks.
+    pub fn new(
+        config: CoordinatorConfig,
+        workers: &[SchedulerConfig],
+    ) -> Result<Self, ConfigError> {
+        let sizes = workers.iter().map(|worker| worker.block_size);
+        for (first, other) in sizes.clone().zip(sizes.skip(1)) {
+            if first != other {
+                return Err(ConfigError::MixedBlockSizes { first, other });
+            }
+        }
         let worker = |config: &SchedulerConfig| Worker {
             config: config.clone(),
             epoch: 1,
             is_alive: true,
         };
         let ids = (0..).map(WorkerId);
-        Coordinator {
+        Ok(Coordinator {
             placement: Placement::new(config.placement),
             workers: ids.zip(workers.iter().map(worker)).collect(),
             requests: BTreeMap::new(),
@@ -253,7 +264,7 @@ impl Coordinator {
             num_transfers: 0,
             counters: CoordinatorCounters::default(),
             config,
-        }
+        })
     }
 
     /// The present life of a worker, lost or not.

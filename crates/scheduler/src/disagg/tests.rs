@@ -52,7 +52,7 @@ impl Table {
         };
         let workers: Vec<SchedulerConfig> = roles.iter().map(worker).collect();
         Table {
-            coordinator: Coordinator::new(CoordinatorConfig::default(), &workers),
+            coordinator: Coordinator::new(CoordinatorConfig::default(), &workers).expect("valid"),
             commands: Vec::new(),
             now: Timestamp(0),
         }
@@ -584,6 +584,20 @@ fn aggregated_workers_share_the_load_and_hand_nothing_over() {
     table.accepted(table.peer(0), 0, &[100, 101]);
     table.finished(table.peer(0), 0, FinishReason::Length);
     assert_eq!(table.client(), (vec![100, 101], vec![FinishReason::Length]));
+}
+
+#[test]
+fn workers_of_different_block_sizes_cannot_hand_over() {
+    let worker = |block_size| SchedulerConfig {
+        block_size,
+        ..SchedulerConfig::default()
+    };
+    let mixed = Coordinator::new(CoordinatorConfig::default(), &[worker(16), worker(8)]);
+    let expected = ConfigError::MixedBlockSizes {
+        first: 16,
+        other: 8,
+    };
+    assert_eq!(mixed.err(), Some(expected));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! Cases are drawn from a fixed seed, so that a run is repeatable. For other cases, or more of them:
 //! `PROPTEST_RNG_SEED=7 PROPTEST_CASES=100000 cargo test -p millpond-scheduler --test properties`.
 
+mod disagg;
 mod equality;
 mod faults;
 mod harness;
