@@ -364,7 +364,10 @@ fn d02_a_lost_decode_worker_is_replaced_from_the_tokens_or_from_the_offer() {
     assert_eq!(to.epoch, 2);
     assert_eq!(arrival.output, [TokenId(100), TokenId(101)]);
     assert_eq!((arrival.source, arrival.num_reported), (None, 9));
+    let num_fenced = table.coordinator.stats().counters.num_fenced;
     assert_eq!(table.accepted(other, 0, &[102]), [], "a zombie");
+    let counters = table.coordinator.stats().counters;
+    assert_eq!(counters.num_fenced, num_fenced + 1);
     table.accepted(*to, 0, &[102]);
     table.finished(*to, 0, FinishReason::Length);
     assert_eq!(table.client().0, [100, 101, 102]);

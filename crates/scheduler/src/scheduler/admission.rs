@@ -55,6 +55,16 @@ impl Scheduler {
             self.roster.start(index, home, now);
             plan.copies.extend(copy);
             self.plan_chunk(index, budget, plan);
+            self.settle_siblings(index);
+        }
+    }
+
+    /// The choices that wait for the prompt of one that has just been let in wait no longer if it had
+    /// nothing of it to compute.
+    fn settle_siblings(&mut self, index: SequenceIndex) {
+        let sequence = &self.roster.sequences[index];
+        if sequence.running().num_computed >= sequence.num_prompt() {
+            self.roster.settle(sequence.request.id);
         }
     }
 

@@ -477,6 +477,54 @@ fn of_several_choices_one_fetches_the_prompt_for_all() {
 }
 
 #[test]
+fn choices_whose_prompt_is_cached_do_not_wait_for_each_other() {
+    let mut bench = worker(Role::Decode);
+    bench.add(request(9, 0..12, 1));
+    bench.finish_all();
+    for choice in 0..3 {
+        let mut begun = begun(1, 0..10, 8);
+        begun.choice = choice;
+        begun.source = None;
+        bench.receive(begun);
+    }
+    bench.step();
+    assert_eq!(bench.rows(), [(10, 1), (10, 1), (10, 1)]);
+    bench.finish_all();
+    bench.check_empty();
+}
+
+/// The target of a copy has its contents only when the step runs: copying from it gave whatever came first.
+#[test]
+fn a_sibling_that_gets_the_prompt_by_a_copy_is_no_source_in_the_same_plan() {
+    let mut bench = Bench::new(SchedulerConfig {
+        role: Role::Decode,
+        max_sequences: 3,
+        prefix_cache: false,
+        ..config(16)
+    });
+    bench.add(request(8, [1], 4));
+    bench.add(request(9, [2], 4));
+    bench.step();
+    // Known here in another order than they are let in.
+    for (choice, arrival) in [(0, 500), (1, 100), (2, 600)] {
+        let mut late = begun(1, [7], 8);
+        late.choice = choice;
+        late.source = None;
+        late.progress.arrival = Timestamp(arrival);
+        bench.receive(late);
+    }
+    bench.step();
+    assert_eq!(bench.plan.started[0].choice, 1, "one place was left");
+    let source = bench.plan.row_blocks(&bench.plan.rows[2])[0];
+    while bench.plan.copies.is_empty() {
+        bench.step();
+    }
+    let sources: Vec<BlockId> = bench.plan.copies.iter().map(|copy| copy.from).collect();
+    assert_eq!(sources, [source, source]);
+    bench.finish_all();
+}
+
+#[test]
 fn a_reception_has_a_place_and_leaves_room_to_grow() {
     let mut bench = Bench::new(SchedulerConfig {
         role: Role::Decode,
