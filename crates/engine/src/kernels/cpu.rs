@@ -45,19 +45,22 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX2 with VNNI (AVX-VNNI), FMA and F16C.
+    Avx2Vnni,
     /// AVX-512 (F, BW, VL, DQ) with VNNI.
     Avx512,
 }
 
 impl Isa {
     /// All of them, from the slowest to the fastest.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx2Vnni, Isa::Avx512];
 
     /// What people and metrics call it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
+            Isa::Avx2Vnni => "avx2-vnni",
             Isa::Avx512 => "avx512",
         }
     }

@@ -71,6 +71,10 @@ pub fn instructions() -> Instructions {
             int8: "AVX2 vpmaddubsw + vpaddw",
             f32: "AVX2 vfmadd",
         },
+        Isa::Avx2Vnni => Instructions {
+            int8: "AVX2 vpdpbusd",
+            f32: "AVX2 vfmadd",
+        },
         Isa::Avx512 => Instructions {
             int8: "AVX-512 vpdpbusd",
             f32: "AVX-512 vfmadd",
@@ -124,6 +128,9 @@ fn sum_words(level: Level, piece: &Piece) -> u64 {
         // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => unsafe { x86::sum_words_avx2(piece) },
+        // SAFETY: the same for `Avx2<Vnni>`.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni(_) => unsafe { x86::sum_words_avx2(piece) },
         // SAFETY: the same for `Avx512`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(_) => unsafe { x86::sum_words_avx512(piece) },
@@ -137,6 +144,9 @@ fn multiply_bytes(level: Level) -> u64 {
         // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => unsafe { x86::multiply_bytes_avx2() },
+        // SAFETY: the same for `Avx2<Vnni>`.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni(_) => unsafe { x86::multiply_bytes_avx2_vnni() },
         // SAFETY: the same for `Avx512`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(_) => unsafe { x86::multiply_bytes_avx512() },
@@ -150,6 +160,9 @@ fn multiply_floats(level: Level) -> u64 {
         // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => unsafe { x86::multiply_floats_avx2() },
+        // SAFETY: the same for `Avx2<Vnni>`.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni(_) => unsafe { x86::multiply_floats_avx2() },
         // SAFETY: the same for `Avx512`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(_) => unsafe { x86::multiply_floats_avx512() },

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::panels::Plain;
 use super::{Isa, KernelError, LANES};
 #[cfg(target_arch = "x86_64")]
-use avx2::Avx2;
+use avx2::{Avx2, Pairs, Vnni};
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
 use portable::Portable;
@@ -141,7 +141,10 @@ pub(super) enum Level {
     Portable(Portable),
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
+    Avx2(Avx2<Pairs>),
+    /// The same with VNNI for AVX2 registers.
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni(Avx2<Vnni>),
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
@@ -165,11 +168,15 @@ impl Level {
                 .map(Level::Avx2)
                 .ok_or(KernelError::IsaUnavailable(isa)),
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx2Vnni => Avx2::detect()
+                .map(Level::Avx2Vnni)
+                .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect()
                 .map(Level::Avx512)
                 .ok_or(KernelError::IsaUnavailable(isa)),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => Err(KernelError::IsaUnavailable(isa)),
+            Isa::Avx2 | Isa::Avx2Vnni | Isa::Avx512 => Err(KernelError::IsaUnavailable(isa)),
         }
     }
 
@@ -179,6 +186,8 @@ impl Level {
             Level::Portable(_) => Isa::Portable,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2Vnni(_) => Isa::Avx2Vnni,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => Isa::Avx512,
         }
@@ -202,7 +211,15 @@ macro_rules! instantiate {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2 $(<$generic: $bound>)? (
-                simd: $crate::kernels::cpu::simd::avx2::Avx2,
+                simd: $crate::kernels::cpu::simd::avx2::Avx2<$crate::kernels::cpu::simd::avx2::Pairs>,
+                $($arg: $kind),*
+            ) $(-> $out)? {
+                $body(simd, $($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+            fn avx2_vnni $(<$generic: $bound>)? (
+                simd: $crate::kernels::cpu::simd::avx2::Avx2<$crate::kernels::cpu::simd::avx2::Vnni>,
                 $($arg: $kind),*
             ) $(-> $out)? {
                 $body(simd, $($arg),*)
@@ -221,6 +238,11 @@ macro_rules! instantiate {
                 $crate::kernels::cpu::simd::Level::Avx2(simd) => {
                     // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
                     unsafe { avx2 $(::<$generic>)? (simd, $($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::simd::Level::Avx2Vnni(simd) => {
+                    // SAFETY: a value of `Avx2<Vnni>` exists only where the processor has these instructions.
+                    unsafe { avx2_vnni $(::<$generic>)? (simd, $($arg),*) }
                 }
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::cpu::simd::Level::Avx512(simd) => {
