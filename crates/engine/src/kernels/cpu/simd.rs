@@ -8,6 +8,8 @@
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 pub(super) mod portable;
 
 use half::{bf16, f16};
@@ -18,6 +20,8 @@ use super::{Isa, KernelError, LANES};
 use avx2::{Avx2, Pairs, Vnni};
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use neon::{Dot, Neon, Widening};
 use portable::Portable;
 
 /// Bytes of one unit of packed integers: what one load of activations meets in a panel.
@@ -139,6 +143,12 @@ pub(super) trait Simd: Copy {
 pub(super) enum Level {
     /// Plain Rust.
     Portable(Portable),
+    /// NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon<Widening>),
+    /// The same with dot products.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot(Neon<Dot>),
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2<Pairs>),
@@ -163,6 +173,14 @@ impl Level {
     pub(super) fn of(isa: Isa) -> Result<Self, KernelError> {
         match isa {
             Isa::Portable => Ok(Level::Portable(Portable)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect()
+                .map(Level::Neon)
+                .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => Neon::detect()
+                .map(Level::NeonDot)
+                .ok_or(KernelError::IsaUnavailable(isa)),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::detect()
                 .map(Level::Avx2)
@@ -175,6 +193,8 @@ impl Level {
             Isa::Avx512 => Avx512::detect()
                 .map(Level::Avx512)
                 .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon | Isa::NeonDot => Err(KernelError::IsaUnavailable(isa)),
             #[cfg(not(target_arch = "x86_64"))]
             Isa::Avx2 | Isa::Avx2Vnni | Isa::Avx512 => Err(KernelError::IsaUnavailable(isa)),
         }
@@ -184,6 +204,10 @@ impl Level {
     pub(super) fn isa(self) -> Isa {
         match self {
             Level::Portable(_) => Isa::Portable,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Isa::Neon,
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot(_) => Isa::NeonDot,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
@@ -208,6 +232,14 @@ macro_rules! instantiate {
             level: $crate::kernels::cpu::simd::Level,
             $($arg: $kind),*
         ) $(-> $out)? {
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            fn neon_dot $(<$generic: $bound>)? (
+                simd: $crate::kernels::cpu::simd::neon::Neon<$crate::kernels::cpu::simd::neon::Dot>,
+                $($arg: $kind),*
+            ) $(-> $out)? {
+                $body(simd, $($arg),*)
+            }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2 $(<$generic: $bound>)? (
@@ -234,6 +266,13 @@ macro_rules! instantiate {
             }
             match level {
                 $crate::kernels::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::cpu::simd::Level::Neon(simd) => $body(simd, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::cpu::simd::Level::NeonDot(simd) => {
+                    // SAFETY: a value of `Neon<Dot>` exists only where the processor has these instructions.
+                    unsafe { neon_dot $(::<$generic>)? (simd, $($arg),*) }
+                }
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::cpu::simd::Level::Avx2(simd) => {
                     // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
