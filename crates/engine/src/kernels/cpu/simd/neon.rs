@@ -390,9 +390,9 @@ fn pow2(n: float32x4_t) -> float32x4_t {
 #[target_feature(enable = "neon")]
 fn load_quarter(unit: &[u8; UNIT_BYTES], quarter: usize) -> [uint8x16_t; 4] {
     assert!(quarter < 4);
-    // SAFETY: 16 bytes at 64·3 + 16·3 are the last of the unit.
-    each!(G, unsafe {
-        vld1q_u8(unit.as_ptr().add(64 * G + 16 * quarter))
+    each!(G, {
+        // SAFETY: 16 bytes at 64·3 + 16·3 are the last of the unit.
+        unsafe { vld1q_u8(unit.as_ptr().add(64 * G + 16 * quarter)) }
     })
 }
 
