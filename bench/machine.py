@@ -29,7 +29,7 @@ def _processor():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
     name = fields.get("model name", platform.machine())
-    levels = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in fields.get("flags", "").split()]
+    levels = [flag for flag in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8") if flag in fields.get("flags", "").split()]
     identity = f"family {fields.get('cpu family')} model {fields.get('model')}"
     return f"{name} ({identity}; {' '.join(levels) or 'baseline'})"
 

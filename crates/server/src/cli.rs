@@ -75,7 +75,7 @@ pub struct EngineArgs {
     #[arg(long, env = "MILLPOND_THREADS")]
     pub threads: Option<usize>,
 
-    /// Instruction set of the kernels: portable, avx2 or avx512 [default: the best one here; all give the same bytes]
+    /// Instruction set of the kernels: portable, neon, neon-dot, avx2, avx2-vnni or avx512 [default: the best one here; all give the same bytes]
     #[arg(long, env = "MILLPOND_ISA", value_parser = parse_isa)]
     pub isa: Option<Isa>,
 

@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(parse_isa("avx2"), Ok(Isa::Avx2));
         assert_eq!(
             parse_isa("AVX9"),
-            Err("must be one of portable, avx2, avx512".to_owned())
+            Err("must be one of portable, neon, neon-dot, avx2, avx2-vnni, avx512".to_owned())
         );
     }
 }

@@ -43,21 +43,37 @@ pub const LANES: usize = 16;
 pub enum Isa {
     /// Plain Rust, runs everywhere.
     Portable,
+    /// NEON, on any 64-bit Arm processor.
+    Neon,
+    /// NEON with dot products of bytes (`sdot`).
+    NeonDot,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX2 with VNNI (AVX-VNNI), FMA and F16C.
+    Avx2Vnni,
     /// AVX-512 (F, BW, VL, DQ) with VNNI.
     Avx512,
 }
 
 impl Isa {
-    /// All of them, from the slowest to the fastest.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    /// All of them; those of one processor from the slowest to the fastest.
+    pub const ALL: [Isa; 6] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonDot,
+        Isa::Avx2,
+        Isa::Avx2Vnni,
+        Isa::Avx512,
+    ];
 
     /// What people and metrics call it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon-dot",
             Isa::Avx2 => "avx2",
+            Isa::Avx2Vnni => "avx2-vnni",
             Isa::Avx512 => "avx512",
         }
     }

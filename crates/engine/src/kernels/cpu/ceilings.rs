@@ -5,6 +5,8 @@
 //! for on this processor, whatever set the kernels were told to use, and as many threads as those have.
 //! Nothing here computes anything of use; medians over rounds are the caller's.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -67,8 +69,20 @@ pub fn instructions() -> Instructions {
             int8: "portable multiply and add",
             f32: "portable multiply and add",
         },
+        Isa::Neon => Instructions {
+            int8: "NEON smull + sadalp",
+            f32: "NEON fmla",
+        },
+        Isa::NeonDot => Instructions {
+            int8: "NEON sdot",
+            f32: "NEON fmla",
+        },
         Isa::Avx2 => Instructions {
             int8: "AVX2 vpmaddubsw + vpaddw",
+            f32: "AVX2 vfmadd",
+        },
+        Isa::Avx2Vnni => Instructions {
+            int8: "AVX2 vpdpbusd",
             f32: "AVX2 vfmadd",
         },
         Isa::Avx512 => Instructions {
@@ -121,9 +135,15 @@ fn rate(kernels: &CpuKernels, num_calls: usize, work: &(dyn Fn(usize) -> u64 + S
 fn sum_words(level: Level, piece: &Piece) -> u64 {
     match level {
         Level::Portable(_) => portable::sum_words(piece),
+        // NEON is part of the target: the compiler uses it for the plain loop.
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon(_) | Level::NeonDot(_) => portable::sum_words(piece),
         // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => unsafe { x86::sum_words_avx2(piece) },
+        // SAFETY: the same for `Avx2<Vnni>`.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni(_) => unsafe { x86::sum_words_avx2(piece) },
         // SAFETY: the same for `Avx512`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(_) => unsafe { x86::sum_words_avx512(piece) },
@@ -134,9 +154,18 @@ fn sum_words(level: Level, piece: &Piece) -> u64 {
 fn multiply_bytes(level: Level) -> u64 {
     match level {
         Level::Portable(_) => portable::multiply_bytes(),
+        // SAFETY: a value of `Neon` exists only where the processor has these instructions.
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon(_) => unsafe { aarch64::multiply_bytes_neon() },
+        // SAFETY: the same for `Neon<Dot>`.
+        #[cfg(target_arch = "aarch64")]
+        Level::NeonDot(_) => unsafe { aarch64::multiply_bytes_neon_dot() },
         // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => unsafe { x86::multiply_bytes_avx2() },
+        // SAFETY: the same for `Avx2<Vnni>`.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni(_) => unsafe { x86::multiply_bytes_avx2_vnni() },
         // SAFETY: the same for `Avx512`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(_) => unsafe { x86::multiply_bytes_avx512() },
@@ -147,9 +176,15 @@ fn multiply_bytes(level: Level) -> u64 {
 fn multiply_floats(level: Level) -> u64 {
     match level {
         Level::Portable(_) => portable::multiply_floats(),
+        // SAFETY: a value of `Neon` exists only where the processor has these instructions.
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon(_) | Level::NeonDot(_) => unsafe { aarch64::multiply_floats_neon() },
         // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(_) => unsafe { x86::multiply_floats_avx2() },
+        // SAFETY: the same for `Avx2<Vnni>`.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni(_) => unsafe { x86::multiply_floats_avx2() },
         // SAFETY: the same for `Avx512`.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(_) => unsafe { x86::multiply_floats_avx512() },

@@ -8,6 +8,8 @@
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 pub(super) mod portable;
 
 use half::{bf16, f16};
@@ -15,9 +17,11 @@ use half::{bf16, f16};
 use super::panels::Plain;
 use super::{Isa, KernelError, LANES};
 #[cfg(target_arch = "x86_64")]
-use avx2::Avx2;
+use avx2::{Avx2, Pairs, Vnni};
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+use neon::{Dot, Neon, Widening};
 use portable::Portable;
 
 /// Bytes of one unit of packed integers: what one load of activations meets in a panel.
@@ -139,9 +143,18 @@ pub(super) trait Simd: Copy {
 pub(super) enum Level {
     /// Plain Rust.
     Portable(Portable),
+    /// NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon<Widening>),
+    /// The same with dot products.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot(Neon<Dot>),
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
-    Avx2(Avx2),
+    Avx2(Avx2<Pairs>),
+    /// The same with VNNI for AVX2 registers.
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni(Avx2<Vnni>),
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
@@ -160,16 +173,30 @@ impl Level {
     pub(super) fn of(isa: Isa) -> Result<Self, KernelError> {
         match isa {
             Isa::Portable => Ok(Level::Portable(Portable)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Neon::detect()
+                .map(Level::Neon)
+                .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => Neon::detect()
+                .map(Level::NeonDot)
+                .ok_or(KernelError::IsaUnavailable(isa)),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Avx2::detect()
                 .map(Level::Avx2)
                 .ok_or(KernelError::IsaUnavailable(isa)),
             #[cfg(target_arch = "x86_64")]
+            Isa::Avx2Vnni => Avx2::detect()
+                .map(Level::Avx2Vnni)
+                .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Avx512::detect()
                 .map(Level::Avx512)
                 .ok_or(KernelError::IsaUnavailable(isa)),
+            #[cfg(not(target_arch = "aarch64"))]
+            Isa::Neon | Isa::NeonDot => Err(KernelError::IsaUnavailable(isa)),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => Err(KernelError::IsaUnavailable(isa)),
+            Isa::Avx2 | Isa::Avx2Vnni | Isa::Avx512 => Err(KernelError::IsaUnavailable(isa)),
         }
     }
 
@@ -177,8 +204,14 @@ impl Level {
     pub(super) fn isa(self) -> Isa {
         match self {
             Level::Portable(_) => Isa::Portable,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => Isa::Neon,
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot(_) => Isa::NeonDot,
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => Isa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2Vnni(_) => Isa::Avx2Vnni,
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => Isa::Avx512,
         }
@@ -199,10 +232,26 @@ macro_rules! instantiate {
             level: $crate::kernels::cpu::simd::Level,
             $($arg: $kind),*
         ) $(-> $out)? {
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            fn neon_dot $(<$generic: $bound>)? (
+                simd: $crate::kernels::cpu::simd::neon::Neon<$crate::kernels::cpu::simd::neon::Dot>,
+                $($arg: $kind),*
+            ) $(-> $out)? {
+                $body(simd, $($arg),*)
+            }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             fn avx2 $(<$generic: $bound>)? (
-                simd: $crate::kernels::cpu::simd::avx2::Avx2,
+                simd: $crate::kernels::cpu::simd::avx2::Avx2<$crate::kernels::cpu::simd::avx2::Pairs>,
+                $($arg: $kind),*
+            ) $(-> $out)? {
+                $body(simd, $($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+            fn avx2_vnni $(<$generic: $bound>)? (
+                simd: $crate::kernels::cpu::simd::avx2::Avx2<$crate::kernels::cpu::simd::avx2::Vnni>,
                 $($arg: $kind),*
             ) $(-> $out)? {
                 $body(simd, $($arg),*)
@@ -217,10 +266,22 @@ macro_rules! instantiate {
             }
             match level {
                 $crate::kernels::cpu::simd::Level::Portable(simd) => $body(simd, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::cpu::simd::Level::Neon(simd) => $body(simd, $($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::cpu::simd::Level::NeonDot(simd) => {
+                    // SAFETY: a value of `Neon<Dot>` exists only where the processor has these instructions.
+                    unsafe { neon_dot $(::<$generic>)? (simd, $($arg),*) }
+                }
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::cpu::simd::Level::Avx2(simd) => {
                     // SAFETY: a value of `Avx2` exists only where the processor has these instructions.
                     unsafe { avx2 $(::<$generic>)? (simd, $($arg),*) }
+                }
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::cpu::simd::Level::Avx2Vnni(simd) => {
+                    // SAFETY: a value of `Avx2<Vnni>` exists only where the processor has these instructions.
+                    unsafe { avx2_vnni $(::<$generic>)? (simd, $($arg),*) }
                 }
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::cpu::simd::Level::Avx512(simd) => {

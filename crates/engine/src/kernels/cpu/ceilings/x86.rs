@@ -69,6 +69,20 @@ pub(super) fn multiply_bytes_avx2() -> u64 {
     (ITERATIONS * CHAINS * 32) as u64
 }
 
+#[target_feature(enable = "avx2,avxvnni")]
+pub(super) fn multiply_bytes_avx2_vnni() -> u64 {
+    let weights = _mm256_set1_epi8(black_box(3));
+    let activations = _mm256_set1_epi8(black_box(5));
+    let mut sums = [_mm256_set1_epi32(black_box(0)); CHAINS];
+    for _ in 0..ITERATIONS {
+        for sum in &mut sums {
+            *sum = _mm256_dpbusd_avx_epi32(*sum, weights, activations);
+        }
+    }
+    black_box(sums);
+    (ITERATIONS * CHAINS * 32) as u64
+}
+
 #[target_feature(enable = "avx512f,avx512vnni")]
 pub(super) fn multiply_bytes_avx512() -> u64 {
     let weights = _mm512_set1_epi8(black_box(3));

@@ -1,9 +1,7 @@
-//! The lanes as two AVX2 registers.
+//! The lanes as two AVX2 registers; how bytes are multiplied is a part of its own.
 
-#![expect(
-    clippy::needless_range_loop,
-    reason = "halves of several arrays are walked side by side"
-)]
+mod pairs;
+mod vnni;
 
 use std::arch::x86_64::*;
 
@@ -11,18 +9,59 @@ use half::{bf16, f16};
 
 use super::{FifthBits, LaneArray, Simd, UNIT_BYTES};
 
-/// Proof that the processor has AVX2, FMA and F16C; only [`Avx2::detect`] makes it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::kernels::cpu) struct Avx2(());
+pub(in crate::kernels::cpu) use pairs::Pairs;
+pub(in crate::kernels::cpu) use vnni::Vnni;
 
-impl Avx2 {
+/// 16 integers.
+type Ints = [__m256i; 2];
+
+/// The dot products of [`Simd`] on AVX2 registers. Values prove that the processor has AVX2, FMA and F16C, and
+/// what the products need besides.
+pub(in crate::kernels::cpu) trait ByteProducts: Copy {
     /// The proof, if this processor has the instructions.
+    fn detect() -> Option<Self>;
+
+    /// [`Simd::dot_u4`]
+    fn dot_u4<const R: usize>(self, weights: &[u8; UNIT_BYTES], rows: [&[i8; 32]; R]) -> [Ints; R];
+    /// [`Simd::dot_u5`]
+    fn dot_u5<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        fifth_bits: &FifthBits,
+        rows: [&[i8; 32]; R],
+    ) -> [Ints; R];
+    /// [`Simd::dot_i6`]
+    fn dot_i6<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        rows: [&[i8; 16]; R],
+        totals: [i32; R],
+    ) -> [Ints; R];
+    /// [`Simd::dot_i8`]
+    fn dot_i8<const R: usize>(
+        self,
+        weights: &[u8; UNIT_BYTES],
+        rows: [&[i8; 16]; R],
+        totals: [i32; R],
+    ) -> [Ints; R];
+}
+
+/// The lanes of a processor with AVX2, FMA, F16C and these products.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels::cpu) struct Avx2<P>(P);
+
+impl<P: ByteProducts> Avx2<P> {
+    /// The lanes, if this processor has the instructions.
     pub(super) fn detect() -> Option<Self> {
-        let available = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        available.then_some(Avx2(()))
+        P::detect().map(Avx2)
     }
+}
+
+/// AVX2, FMA and F16C, which every level of this file needs.
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 /// Bits of √½: the border between mantissas that count as below and above one.
@@ -31,18 +70,18 @@ const SQRT_HALF_BITS: i32 = 0x3f35_04f3;
 /// Evaluates an expression over intrinsics; `$token` is the proof that they exist.
 macro_rules! with {
     ($token:expr, $body:expr) => {{
-        let Avx2(()) = $token;
-        // SAFETY: the token exists only after detection of every instruction used in this file, and all
+        let Avx2(_) = $token;
+        // SAFETY: products, and so the token, exist only after detection of every instruction used here, and all
         // memory is reached through references to arrays of the size that is loaded or stored.
         unsafe { $body }
     }};
 }
 
-impl Simd for Avx2 {
+impl<P: ByteProducts> Simd for Avx2<P> {
     const MAX_ROWS: usize = 4;
 
     type Floats = [__m256; 2];
-    type Ints = [__m256i; 2];
+    type Ints = Ints;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::Floats {
@@ -275,38 +314,9 @@ impl Simd for Avx2 {
         });
     }
 
-    // The dot products take 8 outputs at a time: with all 16 the sums of several rows would not fit the
-    // registers beside the unpacked weights.
-
     #[inline(always)]
-    fn dot_u4<const R: usize>(
-        self,
-        weights: &[u8; UNIT_BYTES],
-        rows: [&[i8; 32]; R],
-    ) -> [Self::Ints; R] {
-        with!(self, {
-            let nibble = _mm256_set1_epi8(15);
-            let mut sums = [[_mm256_setzero_si256(); 2]; R];
-            for half in 0..2 {
-                let mut words = [_mm256_setzero_si256(); R];
-                for group in 0..4 {
-                    let packed = load_bytes(weights, group, half);
-                    let low = _mm256_and_si256(packed, nibble);
-                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
-                    for r in 0..R {
-                        let near = _mm256_maddubs_epi16(low, broadcast(rows[r], group));
-                        let far = _mm256_maddubs_epi16(high, broadcast(rows[r], 4 + group));
-                        // Eight products pair up per 16-bit lane: 8 · 2 · 15 · 127 = 30480 fits.
-                        words[r] =
-                            in_order(_mm256_add_epi16(words[r], _mm256_add_epi16(near, far)));
-                    }
-                }
-                for r in 0..R {
-                    sums[r][half] = widen_sums(words[r]);
-                }
-            }
-            sums
-        })
+    fn dot_u4<const R: usize>(self, weights: &[u8; UNIT_BYTES], rows: [&[i8; 32]; R]) -> [Ints; R] {
+        self.0.dot_u4(weights, rows)
     }
 
     #[inline(always)]
@@ -315,35 +325,8 @@ impl Simd for Avx2 {
         weights: &[u8; UNIT_BYTES],
         fifth_bits: &FifthBits,
         rows: [&[i8; 32]; R],
-    ) -> [Self::Ints; R] {
-        with!(self, {
-            let nibble = _mm256_set1_epi8(15);
-            let mut sums = [[_mm256_setzero_si256(); 2]; R];
-            for half in 0..2 {
-                for pair in 0..2 {
-                    let mut words = [_mm256_setzero_si256(); R];
-                    for group in [2 * pair, 2 * pair + 1] {
-                        let packed = load_bytes(weights, group, half);
-                        let shifted = _mm256_srli_epi16::<4>(packed);
-                        let low_bits = (fifth_bits[2 * group] >> (32 * half)) as u32;
-                        let high_bits = (fifth_bits[2 * group + 1] >> (32 * half)) as u32;
-                        let low = with_fifth_bits(_mm256_and_si256(packed, nibble), low_bits);
-                        let high = with_fifth_bits(_mm256_and_si256(shifted, nibble), high_bits);
-                        for r in 0..R {
-                            let near = _mm256_maddubs_epi16(low, broadcast(rows[r], group));
-                            let far = _mm256_maddubs_epi16(high, broadcast(rows[r], 4 + group));
-                            // Four products pair up per 16-bit lane: 4 · 2 · 31 · 127 = 31496 fits.
-                            words[r] =
-                                in_order(_mm256_add_epi16(words[r], _mm256_add_epi16(near, far)));
-                        }
-                    }
-                    for r in 0..R {
-                        sums[r][half] = _mm256_add_epi32(sums[r][half], widen_sums(words[r]));
-                    }
-                }
-            }
-            sums
-        })
+    ) -> [Ints; R] {
+        self.0.dot_u5(weights, fifth_bits, rows)
     }
 
     #[inline(always)]
@@ -351,26 +334,9 @@ impl Simd for Avx2 {
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
-        _totals: [i32; R],
-    ) -> [Self::Ints; R] {
-        with!(self, {
-            let mut sums = [[_mm256_setzero_si256(); 2]; R];
-            for half in 0..2 {
-                let mut words = [_mm256_setzero_si256(); R];
-                for group in 0..4 {
-                    let packed = load_bytes(weights, group, half);
-                    for r in 0..R {
-                        let products = signed_products(packed, broadcast(rows[r], group));
-                        // Four products pair up per 16-bit lane: 4 · 2 · 32 · 127 = 32512 fits.
-                        words[r] = in_order(_mm256_add_epi16(words[r], products));
-                    }
-                }
-                for r in 0..R {
-                    sums[r][half] = widen_sums(words[r]);
-                }
-            }
-            sums
-        })
+        totals: [i32; R],
+    ) -> [Ints; R] {
+        self.0.dot_i6(weights, rows, totals)
     }
 
     #[inline(always)]
@@ -378,23 +344,9 @@ impl Simd for Avx2 {
         self,
         weights: &[u8; UNIT_BYTES],
         rows: [&[i8; 16]; R],
-        _totals: [i32; R],
-    ) -> [Self::Ints; R] {
-        with!(self, {
-            let mut sums = [[_mm256_setzero_si256(); 2]; R];
-            for half in 0..2 {
-                for group in 0..4 {
-                    let packed = load_bytes(weights, group, half);
-                    for r in 0..R {
-                        let products = signed_products(packed, broadcast(rows[r], group));
-                        // One pair of products fits 16 bits: 2 · 128 · 127 = 32512.
-                        let pairs = widen_sums(products);
-                        sums[r][half] = in_order(_mm256_add_epi32(sums[r][half], pairs));
-                    }
-                }
-            }
-            sums
-        })
+        totals: [i32; R],
+    ) -> [Ints; R] {
+        self.0.dot_i8(weights, rows, totals)
     }
 }
 
@@ -412,17 +364,6 @@ pub(super) unsafe fn sum_bytes(from: &LaneArray<i8>) -> i32 {
         let sum = _mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves));
         _mm_cvtsi128_si32(sum) - 16 * 128
     }
-}
-
-/// Group `group` of a unit for outputs 8·half and on.
-///
-/// # Safety
-/// AVX2 must exist.
-#[inline(always)]
-unsafe fn load_bytes(unit: &[u8; UNIT_BYTES], group: usize, half: usize) -> __m256i {
-    assert!(group < 4 && half < 2);
-    // SAFETY: 32 bytes at 64·3 + 32 are the last of the unit; the caller's promise.
-    unsafe { _mm256_loadu_si256(unit.as_ptr().add(64 * group + 32 * half).cast()) }
 }
 
 /// 8 bf16 to floats: their bits are a float's upper half.
@@ -467,6 +408,17 @@ unsafe fn split_exponent(a: __m256) -> (__m256, __m256) {
     }
 }
 
+/// Group `group` of a unit for outputs 8·half and on.
+///
+/// # Safety
+/// AVX2 must exist.
+#[inline(always)]
+unsafe fn load_bytes(unit: &[u8; UNIT_BYTES], group: usize, half: usize) -> __m256i {
+    assert!(group < 4 && half < 2);
+    // SAFETY: 32 bytes at 64·3 + 32 are the last of the unit; the caller's promise.
+    unsafe { _mm256_loadu_si256(unit.as_ptr().add(64 * group + 32 * half).cast()) }
+}
+
 /// Adds 16 to the nibbles whose bit is set.
 ///
 /// # Safety
@@ -500,40 +452,4 @@ unsafe fn broadcast<const N: usize>(row: &[i8; N], group: usize) -> __m256i {
     assert!(4 * group + 4 <= N);
     // SAFETY: inside the row by the assertion; the caller's promise.
     unsafe { _mm256_set1_epi32(row.as_ptr().add(4 * group).cast::<i32>().read_unaligned()) }
-}
-
-/// Sums of neighbouring products w·a as 16-bit integers; `maddubs` wants one factor unsigned, so the sign of
-/// w moves to a (which is never −128, whose negation would overflow).
-///
-/// # Safety
-/// AVX2 must exist.
-#[inline(always)]
-unsafe fn signed_products(w: __m256i, a: __m256i) -> __m256i {
-    // SAFETY: the caller's promise.
-    unsafe { _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)) }
-}
-
-/// Adds neighbouring 16-bit sums to 32 bits.
-///
-/// # Safety
-/// AVX2 must exist.
-#[inline(always)]
-unsafe fn widen_sums(words: __m256i) -> __m256i {
-    // SAFETY: the caller's promise.
-    unsafe { _mm256_madd_epi16(words, _mm256_set1_epi16(1)) }
-}
-
-/// The value itself, computed before the next such value. Without this the compiler computes row after row
-/// and spills the unpacked weights, which costs a third of the speed.
-///
-/// # Safety
-/// AVX must exist.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn in_order(mut value: __m256i) -> __m256i {
-    // SAFETY: an empty instruction; the caller's promise lets it name the register.
-    unsafe {
-        std::arch::asm!("/* {0} */", inout(ymm_reg) value, options(nomem, nostack, preserves_flags));
-    }
-    value
 }
