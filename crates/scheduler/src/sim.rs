@@ -5,9 +5,13 @@
 pub mod agenda;
 pub mod cost_model;
 pub mod dice;
+pub mod faults;
 pub mod histogram;
 pub mod hit_rate;
 pub mod journal;
 pub mod link;
 pub mod report;
+pub mod scenario;
+pub mod simulation;
+pub mod worker;
 pub mod workload;

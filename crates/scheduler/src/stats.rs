@@ -24,6 +24,12 @@ pub struct BlockCounts {
 }
 
 impl BlockCounts {
+    /// I1, as far as counts can tell.
+    pub fn adds_up(&self) -> bool {
+        let held = self.active + self.in_transfer + self.cached_pinned;
+        self.free + self.cached_evictable + held == self.total
+    }
+
     /// Blocks that can be allocated now, by eviction if need be.
     pub fn available(&self) -> u32 {
         self.free + self.cached_evictable

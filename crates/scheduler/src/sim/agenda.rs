@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::request::RequestId;
 use crate::time::Timestamp;
+use crate::transfer::{Peer, WorkerId};
 
-/// Something that happens at a point in time. `life` tells a worker's lives apart.
+/// Something that happens at a point in time. A `Peer` is one life of a worker: what is meant for an earlier
+/// one is void.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happening<P> {
     /// A session sends its next request.
@@ -16,31 +18,15 @@ pub enum Happening<P> {
         turn: u32,
     },
     /// A step has taken its time.
-    StepDone {
-        /// Whose step.
-        worker: usize,
-        /// In which life.
-        life: u32,
-    },
+    StepDone(Peer),
     /// A deadline of a worker's scheduler is due.
-    Alarm {
-        /// Whose.
-        worker: usize,
-        /// In which life.
-        life: u32,
-    },
+    Alarm(Peer),
     /// A worker dies.
-    Crash {
-        /// Which.
-        worker: usize,
-        /// In which life.
-        life: u32,
-    },
+    Crash(Peer),
+    /// It is noticed that a worker is not there.
+    Missed(WorkerId),
     /// A worker is there again, empty.
-    Back {
-        /// Which.
-        worker: usize,
-    },
+    Back(WorkerId),
     /// A client goes away.
     Gone(RequestId),
     /// A transfer arrives.
@@ -86,11 +72,11 @@ mod tests {
     #[test]
     fn things_happen_in_order_of_time_then_of_entry() {
         let mut agenda = Agenda::<()>::default();
-        agenda.add(Timestamp(5), Happening::Back { worker: 0 });
-        agenda.add(Timestamp(3), Happening::Back { worker: 1 });
-        agenda.add(Timestamp(5), Happening::Back { worker: 2 });
+        agenda.add(Timestamp(5), Happening::Back(WorkerId(0)));
+        agenda.add(Timestamp(3), Happening::Back(WorkerId(1)));
+        agenda.add(Timestamp(5), Happening::Back(WorkerId(2)));
         let mut next = || match agenda.pop() {
-            Some((at, Happening::Back { worker })) => (at.0, worker),
+            Some((at, Happening::Back(worker))) => (at.0, worker.0),
             other => panic!("{other:?}"),
         };
         assert_eq!([next(), next(), next()], [(3, 1), (5, 0), (5, 2)]);

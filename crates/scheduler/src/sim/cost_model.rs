@@ -180,22 +180,25 @@ pub const PRESETS: [Preset; 6] = [
     Preset {
         name: "unit",
         about: "1 ms per step, whatever it holds: for tests",
-        model: CostModel {
-            prefill: PrefillCost {
-                fixed: MILLI,
-                per_token: 0.0,
-                per_square: 0.0,
-            },
-            decode: DecodeCost {
-                fixed: MILLI,
-                per_context_token: 0.0,
-                per_row: 0.0,
-            },
-            large_decode: None,
-        },
+        model: UNIT,
         num_blocks: None,
     },
 ];
+
+/// Every step takes 1 ms.
+pub const UNIT: CostModel = CostModel {
+    prefill: PrefillCost {
+        fixed: MILLI,
+        per_token: 0.0,
+        per_square: 0.0,
+    },
+    decode: DecodeCost {
+        fixed: MILLI,
+        per_context_token: 0.0,
+        per_row: 0.0,
+    },
+    large_decode: None,
+};
 
 /// The preset of this name.
 pub fn preset(name: &str) -> Option<&'static Preset> {

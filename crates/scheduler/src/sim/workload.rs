@@ -43,6 +43,8 @@ pub struct Turn {
     pub prompt: Prompt,
     /// Tokens generated.
     pub num_output: u32,
+    /// Answers wanted; a session goes on from the first.
+    pub num_choices: u32,
 }
 
 /// Prompt tokens, or how to spell them.
@@ -316,6 +318,7 @@ fn lone(at: Timestamp, number: u32, shape: &Lengths, dice: &mut Dice) -> Session
             pause: Span(0),
             prompt: Prompt::distinct(u64::from(number), prompt),
             num_output,
+            num_choices: 1,
         }],
     }
 }
@@ -346,6 +349,7 @@ fn chat(
                 _ => vec![own],
             }),
             num_output,
+            num_choices: 1,
         }
     };
     Session {
