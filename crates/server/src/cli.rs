@@ -3,6 +3,7 @@
 //! Nothing here is resolved or checked beyond its type; `config` does that.
 
 mod bench;
+mod simulate;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,9 @@ use crate::http::limits::{HttpLimits, seconds};
 use crate::telemetry::logs::LogFormat;
 
 pub use bench::{BenchArgs, BenchCommand, KernelArgs, OfflineArgs, ServerLoadArgs, Shape};
+pub use simulate::{
+    ArrivalArgs, Capacity, Format, GeneratorKind, SimulateArgs, SimulateOutputArgs, WorkerArgs,
+};
 
 /// Serves large language models; the same request with the same seed gives the same bytes.
 #[derive(Debug, Parser)]
@@ -46,6 +50,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Measure kernels, a model or a server, beside the ceilings of this machine
     Bench(BenchArgs),
+    /// Run the scheduler on a trace under simulated time and report
+    Simulate(Box<SimulateArgs>),
     /// Say whether this machine can serve, and with what
     Doctor(DoctorArgs),
 }

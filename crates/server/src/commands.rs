@@ -21,6 +21,7 @@ mod model;
 mod progress;
 mod pull;
 mod serve;
+pub mod simulate;
 mod terminal;
 
 /// Exit codes of `sysexits.h`: unavailable, internal error, configuration error.
@@ -55,6 +56,12 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bench(args) => {
             start_logs(&log, "warn")?;
             bench::run(&args)
+        }
+        Command::Simulate(args) => {
+            start_logs(&log, "warn")?;
+            let given: Vec<_> = std::env::args_os().collect();
+            simulate::run(&args, &given)?;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Doctor(args) => {
             start_logs(&log, "warn")?;
