@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::commands::simulate::sweep::Sweep;
@@ -77,11 +78,11 @@ pub struct ArrivalArgs {
     pub rate: f64,
 
     /// Requests, conversations or bursts in all
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, value_parser = count(), default_value_t = 256)]
     pub requests: u32,
 
     /// Requests of a burst
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, value_parser = count(), default_value_t = 16)]
     pub burst: u32,
 
     /// Prompt tokens; of a conversation, those that each turn adds
@@ -101,7 +102,7 @@ pub struct ArrivalArgs {
     pub system_tokens: u32,
 
     /// Different system prompts of chats
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, value_parser = count(), default_value_t = 4)]
     pub systems: u32,
 
     /// Seconds from an answer to the next question or tool result, on average
@@ -140,15 +141,15 @@ pub struct WorkerArgs {
     pub decode_cost: Option<String>,
 
     /// Workers that do everything
-    #[arg(long, conflicts_with_all = ["prefill_workers", "decode_workers"], default_value_t = 1)]
+    #[arg(long, value_parser = count(), conflicts_with_all = ["prefill_workers", "decode_workers"], default_value_t = 1)]
     pub workers: u32,
 
     /// Workers that compute prompts and hand over
-    #[arg(long, requires = "decode_workers")]
+    #[arg(long, value_parser = count(), requires = "decode_workers")]
     pub prefill_workers: Option<u32>,
 
     /// Workers that go on from there
-    #[arg(long, requires = "prefill_workers")]
+    #[arg(long, value_parser = count(), requires = "prefill_workers")]
     pub decode_workers: Option<u32>,
 
     /// Tokens whose keys and values a worker keeps [default: what the preset's machine had room for, else 65,536]
@@ -156,19 +157,19 @@ pub struct WorkerArgs {
     pub kv_tokens: Option<u64>,
 
     /// Tokens per KV block
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, value_parser = count(), default_value_t = 16)]
     pub block_size: u32,
 
     /// Tokens computed in one step; a large number computes every prompt whole
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, value_parser = count(), default_value_t = 512)]
     pub max_batch_tokens: u32,
 
     /// Sequences running at once
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, value_parser = count(), default_value_t = 256)]
     pub max_sequences: u32,
 
     /// Longest prompt and output together, in tokens [default: what the pool holds]
-    #[arg(long)]
+    #[arg(long, value_parser = count())]
     pub max_context: Option<u32>,
 
     /// What leaves the prefix cache first
@@ -184,11 +185,11 @@ pub struct WorkerArgs {
     pub link_gb_per_s: f64,
 
     /// Microseconds that a transfer takes besides
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = zero_or_more)]
     pub link_latency_us: f64,
 
     /// Bytes of keys and values per token [default: those of OPT-13B in half precision]
-    #[arg(long, default_value_t = 819_200.0)]
+    #[arg(long, default_value_t = 819_200.0, value_parser = zero_or_more)]
     pub kv_bytes_per_token: f64,
 }
 
@@ -204,7 +205,7 @@ pub enum Eviction {
 #[command(next_help_heading = "Faults")]
 pub struct FaultArgs {
     /// How often, as a multiple of the usual mix of faults
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = zero_or_more)]
     pub faults: f64,
 
     /// Run one of the fault-hunting scenarios of the tests and print its event log
@@ -286,6 +287,18 @@ impl FromStr for Capacity {
                 "{text:?} is neither a number of blocks nor `unlimited`"
             )),
         }
+    }
+}
+
+/// A number of things, at least one.
+fn count() -> RangedI64ValueParser<u32> {
+    RangedI64ValueParser::new().range(1..)
+}
+
+fn zero_or_more(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        Ok(_) | Err(_) => Err(format!("{text:?} is not a number of zero or more")),
     }
 }
 

@@ -227,7 +227,7 @@ impl ArrivalArgs {
             GeneratorKind::Bursts => Generator::Bursts {
                 size: self.burst,
                 every: Span((1e9 / rate) as u64),
-                num_bursts: self.requests.div_ceil(self.burst.max(1)),
+                num_bursts: self.requests.div_ceil(self.burst),
                 lengths,
             },
             GeneratorKind::Chats => Generator::Chats {
@@ -271,7 +271,7 @@ impl WorkerArgs {
             None => cost,
         };
         let kv_tokens = self.kv_tokens.or(kv_tokens).unwrap_or(DEFAULT_KV_TOKENS);
-        let num_blocks = u32::try_from(kv_tokens / u64::from(self.block_size.max(1)))
+        let num_blocks = u32::try_from(kv_tokens / u64::from(self.block_size))
             .context("--kv-tokens is too large")?;
         let worker = |role| WorkerConfig {
             scheduler: SchedulerConfig {
@@ -299,12 +299,6 @@ impl WorkerArgs {
                 .collect(),
             (_, _) => of(Role::Aggregated, self.workers).collect(),
         };
-        anyhow::ensure!(
-            !roles.is_empty()
-                && !self.prefill_workers.is_some_and(|n| n == 0)
-                && !self.decode_workers.is_some_and(|n| n == 0),
-            "there must be at least one worker of each role"
-        );
         Ok(roles.into_iter().map(worker).collect())
     }
 }
@@ -330,8 +324,8 @@ impl SimulateArgs {
             workers: self.workers.workers()?,
             link: LinkSpeed {
                 bytes_per_second: self.workers.link_gb_per_s * 1e9,
-                latency: Span((self.workers.link_latency_us.max(0.0) * 1e3) as u64),
-                bytes_per_token: self.workers.kv_bytes_per_token.max(0.0),
+                latency: Span((self.workers.link_latency_us * 1e3) as u64),
+                bytes_per_token: self.workers.kv_bytes_per_token,
             },
             faults: FaultRates::MIXED.times(self.faults.faults),
             faults_until: last.unwrap_or(Timestamp(0)),
