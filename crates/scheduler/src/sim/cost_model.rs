@@ -161,11 +161,11 @@ pub const PRESETS: [Preset; 6] = [
     },
     Preset {
         name: "burst",
-        about: "the structural benchmark: 0.20 ms per decode step, 15 µs per prefill token",
+        about: "the structural benchmark: 0.20 ms per decode step, 4 µs per prefill token",
         model: CostModel {
             prefill: PrefillCost {
                 fixed: 0.0,
-                per_token: 0.015 * MILLI,
+                per_token: 0.004 * MILLI,
                 per_square: 0.0,
             },
             decode: DecodeCost {
@@ -358,8 +358,8 @@ mod tests {
     fn presets_give_the_published_times() {
         let time = |name, shape| preset(name).expect("there").model.step_time(&shape).0;
         assert_eq!(time("burst", shape(0, 16, 999)), 200_000);
-        assert_eq!(time("burst", shape(100, 0, 0)), 1_500_000);
-        assert_eq!(time("burst", shape(100, 1, 9)), 1_700_000);
+        assert_eq!(time("burst", shape(100, 0, 0)), 400_000);
+        assert_eq!(time("burst", shape(100, 1, 9)), 600_000);
         // (18.1025 + 0.101912 · 512 + 7.1223e-06 · 512²) + 1, in milliseconds.
         assert_eq!(time("distserve-13b", shape(512, 0, 0)), 73_148_512);
         // 19.9347 + 0.00062694 · 4000 + 0.038507 · 10
