@@ -141,13 +141,13 @@ fn a_burst_on_one_pool_whole_or_in_chunks_and_on_two_pools() {
         ("prefill and decode pools", split, 288),
     ];
     println!(
-        "{:<25} | ITL p50, ms | ITL p99, ms | TTFT p50, ms | output tokens/s",
+        "{:<25} | ITL, ms, p50 / p90 / p99 | TTFT p50, ms | output tokens/s",
         "16 requests at once"
     );
     let run = |(name, roles, max_batch_tokens): (&str, &[Role], u32)| {
         let report = simulate(roles, &budget(max_batch_tokens), cost, &workload);
         println!(
-            "{name:<25} | {:>10.3} / {:.3} / {:.3} | {:>12.2} | {:>15.0}",
+            "{name:<25} | {:>8.3} / {:.3} / {:.3} | {:>12.2} | {:>15.0}",
             millis(report.itl.quantile(0.5)),
             millis(report.itl.quantile(0.9)),
             millis(report.itl.quantile(0.99)),
